@@ -19,7 +19,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_headgates import prune
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.extensions.all_attention.layer import AllAttention, distance_encodings
 from fairseq_headgates.extensions.all_attention.model import TransformerLMAllAttentionModel
 
@@ -84,7 +84,7 @@ def prune_layer(whole: Layer, kept: int) -> Layer:
     holder.decoder.layers = nn.ModuleList([nn.ModuleDict({"self_attn": whole.attention})])
     mask = {"dec-self": [[int(head < kept) for head in range(whole.attention.heads)]]}
     smaller = Layer(whole.attention.embed_dim, 1, 1)
-    smaller.attention = head_sites(prune(holder, mask))[0].attention
+    smaller.attention = attention_modules(prune(holder, mask))[0].attention
     smaller.norm = whole.norm
     return smaller
 

@@ -10,7 +10,7 @@ from bench_models import SIZES, changed, make_args, make_task, masks
 from fairseq.models.transformer import TransformerModel
 from torch import Tensor, nn
 
-from fairseq_headgates import HeadTable, head_sites, prune
+from fairseq_headgates import HeadTable, attention_modules, prune
 from fairseq_headgates.heads import TYPES, mask_to_json
 from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
@@ -53,7 +53,10 @@ def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
 
 def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
     """Return the parameters of gates that are exactly 0 or exactly 1."""
-    alive = {f"{site.name}.gate.log_alpha": mask.values[site.attention_type][site.layer] for site in head_sites(gated)}
+    alive = {
+        f"{module.name}.gate.log_alpha": mask.values[module.attention_type][module.layer]
+        for module in attention_modules(gated)
+    }
     return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}
 
 

@@ -89,7 +89,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fairseq_headgates import head_sites
+from fairseq_headgates import attention_modules
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.messages import fail
@@ -306,8 +306,8 @@ def size(model: nn.Module) -> dict:
     used = [p for name, p in model.decoder.layers.named_parameters() if not any(part in name for part in once)]
     used.append(model.decoder.output_projection.weight)
     widths = dict.fromkeys(TYPES, 0)  # heads * head size, over all layers
-    for site in head_sites(model):
-        widths[site.attention_type] += site.attention.out_proj.weight.size(1)
+    for module in attention_modules(model):
+        widths[module.attention_type] += module.attention.out_proj.weight.size(1)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": sum(p.nbytes for p in model.parameters()),

@@ -61,7 +61,7 @@ speed=(python3 benchmarks/generation_speed.py --device "$DEVICE" --warm-up 1 --r
 models=(--size "$SIZE" --remove 0.75 --variants stock full pruned compressed graph)
 searches=(device ctranslate2 ctranslate2-int8)
 both=(--variants stock full gated pruned --remove 0.5 0.75 --parts step beam)
-tests=(env HEADGATES_CUDA="$DEVICE" python3 -m pytest -q -p no:cacheprovider tests/models/test_cuda.py)
+tests=(env HEADGATES_CUDA="$DEVICE" python3 -m pytest -q -p no:cacheprovider tests/plugin/models/test_cuda.py)
 update=(python3 benchmarks/train_step.py --size "$SIZE" --device "$DEVICE" --updates "$((2 * ROUNDS))")
 [[ $DEVICE == cuda ]] && precisions=(fp32 fp16 bf16) || precisions=(fp32)
 

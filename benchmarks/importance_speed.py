@@ -37,7 +37,7 @@ from fairseq_headgates import HeadTable, masked, use_head_attention
 from fairseq_headgates.analysis.importance import score
 from fairseq_headgates.analysis.relevance.explaining import OTHERS, explain
 from fairseq_headgates.analysis.relevance.rules import RULES
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.files import write_whole
 
 PARTS = ("gradient", "confidence", "ablation", "relevance")

@@ -24,7 +24,7 @@ from sacrebleu.metrics import BLEU
 from tqdm import tqdm
 
 import fairseq_headgates
-from fairseq_headgates.evaluation.result_files import read_evaluations
+from fairseq_headgates.evaluation.results import read_evaluations
 from fairseq_headgates.files import write_whole
 
 GRID = [0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0]

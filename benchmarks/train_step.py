@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES
-from fairseq_headgates.plugin.criterions import LabelSmoothedCrossEntropyL0Criterion
+from fairseq_headgates.plugin.criterions.losses import PENALISED
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 VARIANTS = {
@@ -101,7 +101,7 @@ def make_update(options: argparse.Namespace, name: str, dtype: torch.dtype):
         model = TransformerHeadGatesModel.build_model(args(), task)
     else:
         model = TransformerHeadGatesModel.build_model(args(gate_heads=",".join(TYPES), **VARIANTS[name]), task)
-        criterion = LabelSmoothedCrossEntropyL0Criterion(task, False, 0.1)
+        criterion = PENALISED["label_smoothed_cross_entropy"](task, False, 0.1)
         criterion.set_l0("0.01" if name == "l0" else "0")
     return training_update(model, criterion, options.device, dtype)
 

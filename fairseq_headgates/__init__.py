@@ -8,6 +8,8 @@ command calls `register` for every subcommand that works with models.
 
 import sys
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -28,7 +30,7 @@ NAMES = {
     "attention.gating": ("fix_heads", "insert_gates", "masked"),
     "attention.head_attention": ("HeadAttention",),
     "attention.hooks": ("observe",),
-    "attention.sites": ("gate_values", "head_sites", "l0_penalty", "open_probabilities", "use_head_attention"),
+    "attention.modules": ("gate_values", "attention_modules", "l0_penalty", "open_probabilities", "use_head_attention"),
     "extensions.compress.model": ("compress",),
     "gates": ("HardConcrete", "HeadGates"),
     "heads": ("HeadId", "HeadTable", "parse_mask"),
@@ -42,7 +44,7 @@ __all__ = sorted([*MODULES, *(name for names in NAMES.values() for name in names
 def __getattr__(name: str) -> Any:
     """Import a module or a name of the public API."""
     if name in MODULES:
-        import_module(f"{__name__}.extensions").load("scores")
+        load_extensions("scores")
         return import_module(f"{__name__}.{MODULES[name]}")
     for module, names in NAMES.items():
         if name in names:
@@ -50,15 +52,20 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_extensions(part: str) -> list[ModuleType]:
+    """Import the module `part` of every extension that has it (see `extensions`), and return these modules."""
+    files = sorted(Path(__file__).parent.glob(f"extensions/*/{part}.py"))
+    return [import_module(f"{__name__}.extensions.{file.parent.name}.{part}") for file in files]
+
+
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates import extensions
     from fairseq_headgates.plugin import device_search  # noqa: F401  (these register what they contain)
     from fairseq_headgates.plugin.criterions import losses  # noqa: F401
     from fairseq_headgates.plugin.models import families, language_model, roberta, transformer  # noqa: F401
     from fairseq_headgates.safety.objects import allow_stored_objects
 
-    extensions.load("plugin")
+    load_extensions("plugin")
     allow_stored_objects()
 
 

@@ -5,6 +5,7 @@ The rest of the package does not ask for a version. Importing this module import
 
 from __future__ import annotations
 
+import _codecs
 import importlib.util
 import re
 from argparse import Namespace
@@ -23,6 +24,7 @@ OLDEST_FAIRSEQ = "0.12.2"
 COPIES = tuple(
     f"{module}_{parameter}" for module in ("in_proj", "out_proj", "fc1", "fc2") for parameter in ("weight", "bias")
 )
+COPY = re.compile(rf"layers\.\d+\.({'|'.join(COPIES)})$")
 
 
 def unsupported() -> str | None:
@@ -57,8 +59,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def allowed_later() -> list[Any]:
     """Return what a later version of torch allows in every file, and numbers of numpy need: torch 2.4 does not."""
-    import _codecs
-
     import torch
 
     return [_codecs.encode] if _numbers(torch.__version__) < (2, 6) else []
@@ -121,14 +121,5 @@ def remove_copies(weights: dict[str, Any]) -> None:
 
 
 def copies(names: Iterable[str]) -> set[str]:
-    """Return the names of the copies: `encoder.layers.0.fc1_weight` if there is `encoder.layers.0.fc1.weight`."""
-    known = set(names)
-    return {name for name in known if name.rpartition(".")[2] in COPIES and _original(name) in known}
-
-
-def _original(name: str) -> str:
-    """Return a parameter that a layer with this copy has: in_proj is a copy of q_proj, k_proj and v_proj."""
-    parent, _, copy = name.rpartition(".")
-    module, _, parameter = copy.rpartition("_")
-    of_attention = {"in_proj": "self_attn.out_proj", "out_proj": "self_attn.out_proj"}
-    return f"{parent}.{of_attention.get(module, module)}.{parameter}"
+    """Return the names of the copies, such as `encoder.layers.0.fc1_weight`."""
+    return set(filter(COPY.search, names))

@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         write_files(args.out_dir, make_corpus(args.sizes, args.seed))
     except OSError as problem:
-        cure = "name a directory that can be written"
-        print(f"make_corpus.py: error: cannot write OUT_DIR {args.out_dir} ({problem}); {cure}", file=sys.stderr)
+        hint = "name a directory that can be written"
+        print(f"make_corpus.py: error: cannot write OUT_DIR {args.out_dir} ({problem}); {hint}", file=sys.stderr)
         return 2
     print(f"wrote {args.out_dir}: " + ", ".join(f"{size} {split}" for split, size in args.sizes.items()) + " pairs")
     return 0

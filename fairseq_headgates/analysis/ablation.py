@@ -9,9 +9,8 @@ Shapes: B batch, T target length, H remaining heads of a layer, V variants of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +19,13 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.attention.gating import masked
 from fairseq_headgates.attention.hooks import hooked, replaced_forward
-from fairseq_headgates.attention.sites import HeadSite, head_counts, head_sites, site_table, use_head_attention
+from fairseq_headgates.attention.modules import (
+    AttentionModule,
+    attention_modules,
+    head_counts,
+    module_table,
+    use_head_attention,
+)
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import finite, mean_loss
 from fairseq_headgates.evaluation.losses import Sample
@@ -39,13 +44,7 @@ TOKENS = 2048  # in one batch, padding included: more would not be faster
 def ablation_losses(
     model: nn.Module, corpus: Corpus, mode: str = "single", progress: Callable[[Iterable], Iterable] = iter
 ) -> tuple[float, HeadTable]:
-    """Compute the loss of a model, and its loss with every single head masked.
-
-    Args:
-        model: a fairseq transformer
-        corpus: the data, in batches
-        mode: "single" masks one head at a time; "all-but-one" masks all heads of a layer but one
-        progress: wraps the iterable of batches
+    """Compute the loss of a model, and its loss with every single head masked ("single") or kept alone in its layer.
 
     Returns:
         The loss of the whole model, and the loss for each head (NaN for removed heads), in bits per target token
@@ -58,58 +57,53 @@ def ablation_losses(
     use_head_attention(model)
     if getattr(getattr(model, "decoder", None), "mem_len", 0):
         return _losses_with_memory(model, corpus, mode, progress)
-    variants = {site: _factors(site, mode) for site in head_sites(model) if site.attention.num_heads}
-    sums = {site: torch.zeros(len(rows), dtype=torch.double) for site, rows in variants.items()}
+    variants = {}  # factors on the heads of a layer, [V, H]
+    for module in attention_modules(model):
+        if module.attention.num_heads:
+            alone = torch.eye(module.attention.num_heads)
+            variants[module] = alone if mode == "all-but-one" else 1 - alone
+    sums = {module: torch.zeros(len(rows), dtype=torch.double) for module, rows in variants.items()}
     whole = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
         loss, of_variants = variant_losses(model, sample, corpus, variants)
         whole += torch.tensor([loss, corpus.counted(sample).sum()], dtype=torch.double)
-        for site, losses in of_variants.items():
-            sums[site] += losses
+        for module, losses in of_variants.items():
+            sums[module] += losses
     flat = all_reduce(torch.cat([whole, *sums.values()]))
     loss, tokens = flat[:2].tolist()
     rows = flat[2:].div(tokens).split([len(row) for row in sums.values()])
-    return finite(loss, tokens), site_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
+    return finite(loss, tokens), module_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
 
 
 def _losses_with_memory(
     model: nn.Module, corpus: Corpus, mode: str, progress: Callable[[Iterable], Iterable]
 ) -> tuple[float, HeadTable]:
     """Return the losses of `ablation_losses`, each in a pass of its own: masks change what a model remembers."""
-    losses_of_sites = {}
-    for site in progress(head_sites(model)):
+    losses_of_modules = {}
+    for module in progress(attention_modules(model)):
         losses = []
-        for row in _factors(site, mode).tolist():
-            mask = [0] * site.attention.heads
-            for head, value in zip(site.attention.kept, row, strict=True):
-                mask[head] = int(value)
-            with masked(model, _mask_of_layer(model, site, mask)):
+        for head in module.attention.kept:
+            with masked(model, _mask(model, module, head, mode)):
                 losses.append(mean_loss(model, corpus))
-        losses_of_sites[site] = torch.tensor(losses, dtype=torch.double)
-    return mean_loss(model, corpus), site_table(model, losses_of_sites, f"nll|{mode}")
-
-
-def _factors(site: HeadSite, mode: str) -> Tensor:
-    """Return the factor on the heads of a layer in each variant: [V, H]."""
-    one = torch.eye(site.attention.num_heads)
-    return 1 - one if mode == "single" else one
+        losses_of_modules[module] = torch.tensor(losses, dtype=torch.double)
+    return mean_loss(model, corpus), module_table(model, losses_of_modules, f"nll|{mode}")
 
 
 @torch.no_grad()
 def variant_losses(
-    model: nn.Module, sample: Sample, corpus: Corpus, variants: Mapping[HeadSite, Tensor]
-) -> tuple[float, dict[HeadSite, Tensor]]:
-    """Return the loss of a batch in bits, and that of each variant of each layer: {site: [V]}.
+    model: nn.Module, sample: Sample, corpus: Corpus, variants: Mapping[AttentionModule, Tensor]
+) -> tuple[float, dict[AttentionModule, Tensor]]:
+    """Return the loss of a batch in bits, and that of each variant of each layer: {module: [V]}.
 
-    `variants[site]` [V, H] are factors on the heads of this layer.
+    `variants[module]` [V, H] are factors on the heads of this layer.
     """
     with _recording(model) as outputs:
         loss = corpus.losses(model, sample).double().sum().item()
-    return loss, {site: _losses_of(model, sample, corpus, site, rows, outputs) for site, rows in variants.items()}
+    return loss, {module: _losses_of(model, sample, corpus, module, rows, outputs) for module, rows in variants.items()}
 
 
 def _losses_of(
-    model: nn.Module, sample: Sample, corpus: Corpus, site: HeadSite, rows: Tensor, outputs: Mapping[str, Any]
+    model: nn.Module, sample: Sample, corpus: Corpus, module: AttentionModule, rows: Tensor, outputs: Mapping[str, Any]
 ) -> Tensor:
     batch, length = corpus.counted(sample).shape
     longest = max(length, sample["net_input"]["src_tokens"].size(1)) if "src_tokens" in sample["net_input"] else length
@@ -119,7 +113,7 @@ def _losses_of(
         factor = chunk.to(order.device).repeat_interleave(batch, 0)[:, :, None, None]
         inputs = {key: value.index_select(0, order) for key, value in sample["net_input"].items()}
         repeated = {"net_input": inputs, "target": sample["target"].index_select(0, order)}
-        with _resuming(model, site, outputs, order, factor):
+        with _resuming(model, module, outputs, order, factor):
             of_chunk = corpus.losses(model, repeated)
         losses.append(of_chunk.view(len(chunk), -1).sum(1, dtype=torch.double))
     return torch.cat(losses).cpu()
@@ -129,50 +123,47 @@ def _losses_of(
 def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
     """Within the context, record the outputs of encoder, layers and self-attention by name, and all contexts."""
     outputs: dict[str, Any] = {}
-    sites = head_sites(model)
-    names = {name for site in sites for name in _layer_names(site)} | {site.name for site in sites} | {"encoder"}
+    modules, submodules = attention_modules(model), dict(model.named_modules())
+    names = (
+        {name for module in modules for name in _layer_names(module)}
+        | {module.name for module in modules}
+        | {"encoder"}
+    )
 
-    def remember(site: HeadSite, _: Tensor | None, context: Tensor) -> None:
-        outputs[f"{site.name}.heads"] = context
+    def remember(module: AttentionModule, _: Tensor | None, context: Tensor) -> None:
+        outputs[f"{module.name}.heads"] = context
 
     with ExitStack() as hooks, hooked(model, remember):
-        for name in names:
-            module = _submodule(model, name)
-            if module is not None:
-                handle = module.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
-                hooks.callback(handle.remove)
+        for name in names & submodules.keys():
+            handle = submodules[name].register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
+            hooks.callback(handle.remove)
         yield outputs
 
 
-def _layer_names(site: HeadSite) -> list[str]:
+def _layer_names(module: AttentionModule) -> list[str]:
     """Return the name of the layer of an attention module, and of all below: 'decoder.layers.1', 'decoder.layers.0'."""
-    stack, _, rest = site.name.rpartition("layers.")
+    stack, _, rest = module.name.rpartition("layers.")
     return [f"{stack}layers.{i}" for i in range(int(rest.partition(".")[0]), -1, -1)]
 
 
-def _submodule(model: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
-
-
 @contextmanager
-def _resuming(model: Any, site: HeadSite, outputs: Mapping[str, Any], order: Tensor, factor: Tensor) -> Iterator[None]:
+def _resuming(
+    model: Any, module: AttentionModule, outputs: Mapping[str, Any], order: Tensor, factor: Tensor
+) -> Iterator[None]:
     """Within the context, the model computes from the heads of a layer on, times their `factor` [B, H, 1, 1].
 
     The recorded outputs of the modules before are repeated for the rows `order`.
     """
-    layer, *below = _layer_names(site)
+    layer, *below = _layer_names(module)
     replayed = {name: outputs[name] for name in below}
     if below:
         replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that is read
-    if f"{layer}.self_attn" in outputs and site.attention_type == "dec-enc":  # layers of convolutions have none
+    if f"{layer}.self_attn" in outputs and module.attention_type == "dec-enc":  # layers of convolutions have none
         replayed[f"{layer}.self_attn"] = _repeated(outputs[f"{layer}.self_attn"], order)
-    if site.attention_type != "enc-self" and "encoder" in outputs:
+    if module.attention_type != "enc-self" and "encoder" in outputs:
         replayed["encoder"] = model.encoder.reorder_encoder_out(outputs["encoder"], order)
-    context = outputs[f"{site.name}.heads"].index_select(0, order)
-    replayed[site.name] = (site.attention.output_of(context * factor.to(context)), None)
+    context = outputs[f"{module.name}.heads"].index_select(0, order)
+    replayed[module.name] = (module.attention.output_of(context * factor.to(context)), None)
     with ExitStack() as stack:
         for name, output in replayed.items():
             stack.enter_context(replaced_forward(model.get_submodule(name), lambda *_, output=output, **__: output))
@@ -195,22 +186,22 @@ def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadI
     With "all-but-one", each layer keeps the head with the lowest of the `losses`.
     """
     masks = {}
-    for site in head_sites(model):
-        row = losses.values[site.attention_type][site.layer]
+    for module in attention_modules(model):
+        row = losses.values[module.attention_type][module.layer]
         heads = [head for head, loss in enumerate(row) if not math.isnan(loss)]
         if mode == "all-but-one" and heads:
             heads = [min(heads, key=lambda head: row[head])]
         for head in heads:
-            alone = [int(i == head) if mode == "all-but-one" else int(i != head) for i in range(len(row))]
-            masks[HeadId(site.attention_type, site.layer, head)] = _mask_of_layer(model, site, alone)
+            masks[HeadId(module.attention_type, module.layer, head)] = _mask(model, module, head, mode)
     return masks
 
 
-def _mask_of_layer(model: nn.Module, site: HeadSite, row: Sequence[int]) -> HeadTable:
-    layers, heads = head_counts(model)[site.attention_type]
-    return HeadTable(
-        {site.attention_type: [list(row) if i == site.layer else [1] * heads for i in range(layers)]}, "alive"
-    )
+def _mask(model: nn.Module, module: AttentionModule, head: int, mode: str) -> HeadTable:
+    """Return the mask of a head, or of all others of its layer."""
+    layers, heads = head_counts(model)[module.attention_type]
+    rows: list[list[float]] = [[1] * heads for _ in range(layers)]
+    rows[module.layer] = [int((i == head) == (mode == "all-but-one")) for i in range(heads)]
+    return HeadTable({module.attention_type: rows}, "alive")
 
 
 def masked_predictions(
@@ -223,33 +214,24 @@ def masked_predictions(
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)
     shared = any("enc-self" not in mask.values for mask in masks.values())
-    predictions = {}
-    with _sharing_encoder(model) as sharing:
-        named = ((str(head), mask) for head, mask in masks.items())
-        for name, mask in progress([("full", None), *named]):
-            sharing.on = shared and (mask is None or "enc-self" not in mask.values)
-            with masked(model, mask or HeadTable({})):
-                predictions[name] = journal.get(name, lambda: metric.predict(model))
+    predictions: dict[str, list] = {}
+    known: dict[Any, Any] = {}
+    for name, mask in progress([("full", HeadTable({})), *((str(head), mask) for head, mask in masks.items())]):
+        with masked(model, mask), ExitStack() as sharing:
+            if shared and "enc-self" not in mask.values:
+                sharing.enter_context(_shared_encoder(model, known))
+            predictions[name] = journal.get(name, lambda: metric.predict(model))
     return predictions
 
 
-@dataclass
-class _Sharing:
-    on: bool = True
-
-
-@contextmanager
-def _sharing_encoder(model: Any) -> Iterator[_Sharing]:
-    """Within the context, and while `on`, the encoder computes each batch once."""
-    encode, known, sharing = model.encoder.forward, {}, _Sharing()
+def _shared_encoder(model: Any, known: dict[Any, Any]) -> AbstractContextManager[None]:
+    """Within the context, the encoder computes each batch only if its output is not `known`."""
+    encode = model.encoder.forward
 
     def forward(src_tokens: Tensor, *rest: Any, **others: Any) -> Any:
-        if not sharing.on:
-            return encode(src_tokens, *rest, **others)
         key = (src_tokens.data_ptr(), src_tokens.shape)
         if key not in known:  # the tokens are kept, too, so that their address is not used again
             known[key] = (src_tokens, encode(src_tokens, *rest, **others))
         return known[key][1]
 
-    with replaced_forward(model.encoder, forward):
-        yield sharing
+    return replaced_forward(model.encoder, forward)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fairseq_headgates.attention.features import LAYER_ATTRIBUTES
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Block:
 
 def blocks_of(model: nn.Module) -> list[Block]:
     """Return the blocks of all layers with attention, in the order of the computation."""
-    attention_types = {site.name: site.attention_type for site in head_sites(model)}
+    attention_types = {module.name: module.attention_type for module in attention_modules(model)}
     blocks, type_of = list[Block](), dict[str, str]()
     for name, module in model.named_modules():  # registered in the order of the computation
         layer, _, last = name.rpartition(".")

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.attention.choice import best_heads
+from fairseq_headgates.attention.choice import best_heads, check_scored
 from fairseq_headgates.attention.cuts import prune
-from fairseq_headgates.attention.sites import number_of_parameters
+from fairseq_headgates.attention.modules import number_of_parameters
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.metrics import Metric
@@ -71,7 +71,7 @@ def pruning_curve(
     journal = journal or ResumeJournal(None, "")
     remove = remove or partial(prune, model)
     chosen = tuple(types) or scores.types
-    available = sum(alive.count(attention_type)[0] for attention_type in chosen)
+    available = len(check_scored(scores, alive, chosen))
     mask, smaller = alive, None
     for step in sorted(set(steps)):
         if rescore and smaller is not None:

@@ -25,26 +25,10 @@ def gradients(losses: Tensor, inserted: list[Tensor]) -> Sequence[Tensor]:
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Within the context, parameters need no gradients, and --checkpoint-activations is off."""
-    with _frozen(model), _not_recomputing(model):
-        yield
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Within the context, parameters need no gradients, so that only those of what is inserted are computed."""
-    training = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in training:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def _not_recomputing(model: nn.Module) -> Iterator[None]:
-    """Within the context, --checkpoint-activations is off: the activations are needed."""
     with ExitStack() as stack:
+        for parameter in model.parameters():
+            stack.callback(parameter.requires_grad_, parameter.requires_grad)
+        model.requires_grad_(False)
         for module in model.modules():
             if hasattr(module, "precheckpoint_forward"):
                 stack.enter_context(replaced_forward(module, module.precheckpoint_forward))  # type: ignore[arg-type]

@@ -20,13 +20,13 @@ from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, NORMS, SCORES, ScoreOptions
 from fairseq_headgates.analysis.relevance.explaining import head_relevance
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.sites import (
-    HeadSite,
+from fairseq_headgates.attention.modules import (
+    AttentionModule,
+    attention_modules,
     evaluating,
     head_counts,
-    head_sites,
+    module_table,
     open_probabilities,
-    site_table,
     use_head_attention,
 )
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -34,8 +34,6 @@ from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.messages import check_finite, shown
-
-Options = ScoreOptions
 
 
 def score(
@@ -62,19 +60,13 @@ def score(
     corpus = Corpus(task, batches)
     use_head_attention(model)
     with evaluating(model):
-        module, _, function = SCORES[method].function.rpartition(".")
-        table = getattr(import_module(f"fairseq_headgates.{module}"), function)(
-            model, corpus, options or ScoreOptions()
-        )
-    _check_finite(model, table, method)
+        path, _, function = SCORES[method].function.rpartition(".")
+        table = getattr(import_module(f"fairseq_headgates.{path}"), function)(model, corpus, options or ScoreOptions())
+    for module in attention_modules(model):
+        row = torch.tensor(table.values[module.attention_type][module.layer], dtype=torch.float64)
+        where = f"{module.attention_type} layer {module.layer}"
+        check_finite(f"the scores of {method} in {where}", row[list(module.attention.kept)])
     return HeadTable(table.values, method)
-
-
-def _check_finite(model: nn.Module, table: HeadTable, method: str) -> None:
-    for site in head_sites(model):
-        row = torch.tensor(table.values[site.attention_type][site.layer], dtype=torch.float64)
-        where = f"{site.attention_type} layer {site.layer}"
-        check_finite(f"the scores of {method} in {where}", row[list(site.attention.kept)])
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
@@ -86,13 +78,13 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
     corpus.objective.check_text("--method confidence")
     sums = _Sums(model)
 
-    def see(site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
+    def see(module: AttentionModule, weights: Tensor | None, _: Tensor) -> None:
         assert weights is not None
-        keys, queries = words[site.attention_type]
+        keys, queries = words[module.attention_type]
         if weights.size(-1) > keys.size(1):  # --cross-self-attention: a decoder layer looks at the source, too
             keys = torch.cat([words["enc-self"][0], keys], 1)
         largest = weights.masked_fill(~keys[:, None, None, :], 0.0).amax(-1)  # [B, H, T]
-        sums.add(site, (largest * queries[:, None, :]).sum((0, 2)), queries.sum())
+        sums.add(module, (largest * queries[:, None, :]).sum((0, 2)), queries.sum())
 
     with torch.no_grad(), hooked(model, see, weights=True):
         for sample in options.progress(corpus.batches):
@@ -122,12 +114,12 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
         raise ValueError(f"unknown normalisation {shown(options.normalize)}: choose from {', '.join(NORMS)}")
     per_token = options.gradient_unit == "token"
     sums = _Sums(model)
-    gates: dict[HeadSite, Tensor] = {}
+    gates: dict[AttentionModule, Tensor] = {}
 
-    def insert(site: HeadSite, _: Tensor | None, context: Tensor) -> Tensor:
+    def insert(module: AttentionModule, _: Tensor | None, context: Tensor) -> Tensor:
         batch, heads, length, _size = context.shape
-        gates[site] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
-        return context * gates[site]
+        gates[module] = context.new_ones(batch, heads, length if per_token else 1, 1, requires_grad=True)
+        return context * gates[module]
 
     with differentiable(model), hooked(model, insert):
         for sample in options.progress(corpus.batches):
@@ -136,8 +128,8 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
             if not gates:  # no head is left
                 break
             units = _units(sample, corpus, per_token)
-            for site, gradient in zip(gates, gradients(losses, list(gates.values())), strict=True):
-                sums.add(site, gradient.abs().sum((0, 2, 3)), units[site.attention_type])
+            for module, gradient in zip(gates, gradients(losses, list(gates.values())), strict=True):
+                sums.add(module, gradient.abs().sum((0, 2, 3)), units[module.attention_type])
     means = sums.means()
     return _normalized(means) if options.normalize == "layer" else means
 
@@ -165,7 +157,7 @@ def _normalized(table: HeadTable) -> HeadTable:
 def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Mean share of a head in the relevance of its layer for the top-1 logit (Voita et al. 2019, section 4)."""
     sums = _Sums(model)
-    sites = {(site.attention_type, site.layer): site for site in head_sites(model)}
+    modules = {(module.attention_type, module.layer): module for module in attention_modules(model)}
     corpus.objective.check_relevance()
     head = corpus.objective.classification_head
     for sample in options.progress(corpus.batches):
@@ -173,8 +165,8 @@ def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
         for attention_type, values in head_relevance(model, sample["net_input"], options.rule, head).items():
             shares = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
             for layer, row in enumerate((shares * real[:, :, None, None]).sum((0, 1))):
-                site = sites[attention_type, layer]
-                sums.add(site, row[list(site.attention.kept)], real.sum())
+                module = modules[attention_type, layer]
+                sums.add(module, row[list(module.attention.kept)], real.sum())
     return sums.means()
 
 
@@ -189,40 +181,36 @@ def magnitude(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTa
 
     Those of the all-attention model are its rows of W_R, its persistent vectors and the biases of its queries.
     """
-    sums = _Sums(model)
+    norms = {}
     with torch.no_grad():
-        for site in head_sites(model):
-            attention = site.attention
+        for module in attention_modules(model):
+            attention = module.attention
             if attention.num_heads:
                 scale = attention.head_scale()
                 out = attention.out_proj.weight.T
                 out = out if scale is None else out * scale.repeat_interleave(attention.head_dim)[:, None]
                 parts = [p for name in attention.INPUTS for p in getattr(attention, name).parameters() if p.dim() > 1]
                 squares = [part.double().square().reshape(attention.num_heads, -1).sum(1) for part in (*parts, out)]
-                sums.add(site, torch.stack(squares).sum(0).sqrt(), 1)
-    return sums.means(shared=False)
+                norms[module] = torch.stack(squares).sum(0).sqrt()
+    return module_table(model, norms)
 
 
 def gate(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """P(open) of a head's gate, 1 without a gate (Voita et al. 2019, section 6)."""
-    sums = _Sums(model)
-    probabilities = open_probabilities(model)
-    for site in head_sites(model):
-        sums.add(site, probabilities[site.attention_type][site.layer, list(site.attention.kept)], 1)
-    return sums.means(shared=False)
+    return _of_kept(model, open_probabilities(model))
 
 
 def random(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Random numbers from 0 to 1, for comparison."""
     generator = torch.Generator().manual_seed(options.seed)
-    sums = _Sums(model)
-    for attention_type, (layers, heads) in head_counts(model).items():
-        # For removed heads too, so that those of others do not change.
-        numbers = torch.rand(layers, heads, generator=generator)
-        for site in head_sites(model):
-            if site.attention_type == attention_type:
-                sums.add(site, numbers[site.layer, list(site.attention.kept)], 1)
-    return sums.means(shared=False)
+    # For removed heads too, so that those of others do not change.
+    return _of_kept(model, {each: torch.rand(size, generator=generator) for each, size in head_counts(model).items()})
+
+
+def _of_kept(model: nn.Module, values: Mapping[str, Tensor]) -> HeadTable:
+    """Return {type: [L, H]} without the values of removed heads."""
+    modules = attention_modules(model)
+    return module_table(model, {s: values[s.attention_type][s.layer, list(s.attention.kept)] for s in modules})
 
 
 class _Sums:
@@ -230,17 +218,16 @@ class _Sums:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.sums = {site: torch.zeros(site.attention.num_heads).double() for site in head_sites(model)}
+        self.sums = {module: torch.zeros(module.attention.num_heads).double() for module in attention_modules(model)}
         self.counts = dict.fromkeys(self.sums, 0.0)
 
-    def add(self, site: HeadSite, values: Tensor, count: float | Tensor) -> None:
-        self.sums[site] += values.detach().double().cpu()
-        self.counts[site] += float(count)
+    def add(self, module: AttentionModule, values: Tensor, count: float | Tensor) -> None:
+        self.sums[module] += values.detach().double().cpu()
+        self.counts[module] += float(count)
 
-    def means(self, shared: bool = True) -> HeadTable:
-        """Return sums divided by counts, over all workers if each has a part of the data (`shared`)."""
-        flat = torch.cat([*self.sums.values(), torch.tensor(list(self.counts.values())).double()])
-        flat = all_reduce(flat) if shared else flat
+    def means(self) -> HeadTable:
+        """Return sums divided by counts, over the data of all workers."""
+        flat = all_reduce(torch.cat([*self.sums.values(), torch.tensor(list(self.counts.values())).double()]))
         *rows, counts = flat.split([*map(len, self.sums.values()), len(self.counts)])
         means = (row / count.clamp(min=1) for row, count in zip(rows, counts, strict=True))
-        return site_table(self.model, dict(zip(self.sums, means, strict=True)))
+        return module_table(self.model, dict(zip(self.sums, means, strict=True)))

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +33,7 @@ from fairseq_headgates.analysis.derivatives import differentiable
 from fairseq_headgates.analysis.options import Progress
 from fairseq_headgates.attention.cuts import head_positions, prune
 from fairseq_headgates.attention.hooks import replaced_forward
-from fairseq_headgates.attention.sites import evaluating, head_sites
+from fairseq_headgates.attention.modules import attention_modules, evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
@@ -100,18 +99,17 @@ def refit_to(
                 if refitted or block.name in lost:
                     _refit_block(smaller, block, targets[block.name])
                     refitted |= {f"{block.linear}.weight", f"{block.linear}.bias"}
-            if smaller.in_parts:
-                smaller.finish(layer, [seen.outputs[layer] for seen in smaller.until(layer, outputs=[layer])])
+            smaller.finish(layer)
     return {name: parameter.detach() for name, parameter in pruned.named_parameters() if name in refitted}
 
 
 def _lost_heads(model: nn.Module, pruned: nn.Module) -> dict[str, Tensor]:
     """Return for each attention layer that loses heads the columns of the kept heads in `model`'s `out_proj`."""
     lost = {}
-    for site, left in zip(head_sites(model), head_sites(pruned), strict=True):
-        before, after = _heads_in_use(site.attention), _heads_in_use(left.attention)
+    for module, left in zip(attention_modules(model), attention_modules(pruned), strict=True):
+        before, after = _heads_in_use(module.attention), _heads_in_use(left.attention)
         if set(before) - set(after):
-            lost[site.name] = _columns(site.attention, after)
+            lost[module.name] = _columns(module.attention, after)
     return lost
 
 
@@ -171,51 +169,39 @@ class _Passes:
         seen = _Seen({}, {})
         with ExitStack() as hooks:
             for name in inputs:
-                hook = self._module(name).register_forward_pre_hook(partial(_see_input, seen, name))
+                module = self.model.get_submodule(name)
+                hook = module.register_forward_pre_hook(lambda _, x, name=name: seen.inputs.update({name: x[0]}))
                 hooks.callback(hook.remove)
             for name in outputs:
-                hook = self._module(name).register_forward_hook(partial(_see_output, seen, name))
+                module = self.model.get_submodule(name)
+                hook = module.register_forward_hook(lambda _, __, y, name=name: seen.outputs.update({name: y}))
                 hooks.callback(hook.remove)
             if self.in_parts:
-                hooks.callback(self._module(last).register_forward_hook(_stop).remove)
+                hooks.callback(self.model.get_submodule(last).register_forward_hook(_stop).remove)
             for number, sample in enumerate(self.corpus.batches):
                 self._run(number, sample)
                 yield seen
 
-    def finish(self, layer: str, outputs: list[Any]) -> None:
-        """Return `outputs`, one for each batch, in later passes, instead of computing a layer and those before it."""
+    def finish(self, layer: str, outputs: list[Any] | None = None) -> None:
+        """Compute a layer and those before it no more: later passes return its `outputs`, one for each batch."""
         if self.in_parts:
             stack = layer.rpartition(".")[0]
+            self.outputs[stack] = outputs or [seen.outputs[layer] for seen in self.until(layer, outputs=[layer])]
             self.finished.setdefault(stack, []).append(layer)
-            self.outputs[stack] = outputs
 
     def _run(self, number: int, sample: Sample) -> None:
         with ExitStack() as replaced:
             for stack, layers in self.finished.items():
-                forward = partial(_constant, self.outputs[stack][number])
-                for layer in layers:  # only what the last one returns is read
-                    replaced.enter_context(replaced_forward(self._module(layer), forward))
+                output = self.outputs[stack][number]
+                for name in layers:  # only what the last one returns is read
+                    layer = self.model.get_submodule(name)
+                    replaced.enter_context(replaced_forward(layer, lambda *_, output=output, **__: output))
             with suppress(_Stop):
                 outputs(self.model, sample)
-
-    def _module(self, name: str) -> nn.Module:
-        return self.model.get_submodule(name)
-
-
-def _see_input(seen: _Seen, name: str, _: nn.Module, inputs: tuple) -> None:
-    seen.inputs[name] = inputs[0]
-
-
-def _see_output(seen: _Seen, name: str, _: nn.Module, inputs: tuple, output: Any) -> None:
-    seen.outputs[name] = output
 
 
 def _stop(*_: Any) -> None:
     raise _Stop
-
-
-def _constant(output: Any, *_: Any, **__: Any) -> Any:
-    return output
 
 
 # --- least squares --------------------------------------------------------------------------------------------------
@@ -270,16 +256,15 @@ class _LeastSquares:
         before = linear.weight[:, self.columns]
         if linear.bias is not None:
             before = torch.cat([before, linear.bias[:, None]], 1)
-        before = before.detach().cpu().double()
+        before = before.cpu().double()
         penalty = torch.zeros(len(of_inputs)).double()
         if number:
             mean_square = (of_inputs.diagonal()[:number] / rows).mean()
             penalty[:number] = rows * (ridge * mean_square).clamp(min=torch.finfo(penalty.dtype).tiny)
         after = before + torch.linalg.solve(of_inputs + penalty.diag(), (of_targets - before @ of_inputs).T).T
-        with torch.no_grad():
-            linear.weight[:, self.columns] = after[:, :number].to(linear.weight)
-            if linear.bias is not None:
-                linear.bias.copy_(after[:, -1])
+        linear.weight[:, self.columns] = after[:, :number].to(linear.weight)
+        if linear.bias is not None:
+            linear.bias.copy_(after[:, -1])
 
 
 def _targets(

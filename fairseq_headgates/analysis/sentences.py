@@ -34,14 +34,7 @@ def symbols_of(sample: Sample, task: Any) -> dict[str, tuple[list[str], list[str
 
 
 def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence[int]) -> Iterator[Sample]:
-    """Return sentences of --gen-subset, blocks of a language model, as samples, by numbers from 1. Raise ValueError.
-
-    Args:
-        args: options of fairseq-generate
-        task: the fairseq task
-        model: the model, whose device the samples are moved to
-        lines: numbers of the sentences
-    """
+    """Return sentences of --gen-subset, blocks of a language model, as samples, by numbers from 1. Raise ValueError."""
     dataset, one_stack = load_dataset(args, task, model), len(stacks_of(model)) == 1
     for line in lines:
         if not 1 <= line <= len(dataset):
@@ -64,13 +57,8 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
     """Return lines of text as samples: SOURCE, tab, TARGET; without a target, with the translation of the model.
 
     For a language model, a line is a text, which begins with the symbol that the model's texts begin with. For an
-    encoder, a line is a sentence, between <s> and </s>; for a classifier also two, with a tab between them.
-
-    Args:
-        args: options of fairseq-generate, for the beam search
-        task: the fairseq task
-        model: the model, whose device the samples are moved to
-        lines: tokens of the dictionaries, separated by spaces
+    encoder, a line is a sentence, between <s> and </s>; for a classifier also two, with a tab between them. Tokens are
+    separated by spaces.
     """
     if _replaces_marks(task):
         raise ValueError("--text does not support --lang-tok-replacing-bos-eos: binarise the text, and use --lines")

@@ -17,7 +17,7 @@ def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) ->
     """
     for attention_type in types:
         if attention_type not in scores.values:
-            raise ValueError(f"there are no scores of {attention_type}: the score file has {', '.join(scores.types)}")
+            raise ValueError(f"there are no scores of {attention_type}: choose types from {', '.join(scores.types)}")
     check_shape(scores, {each: (len(rows), len(rows[0])) for each, rows in alive.values.items()}, "the score file")
     candidates = [head for head, present in alive.items() if present and head.attention_type in types]
     for head in candidates:
@@ -53,14 +53,10 @@ def best_heads(
     chosen = tuple(types) or scores.types
     candidates = check_scored(scores, alive, chosen)
     kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
-    mask: dict[str, list[list[float]]] = {
-        each: [
-            [int(HeadId(each, i, j) in kept) if each in chosen else int(value) for j, value in enumerate(row)]
-            for i, row in enumerate(rows)
-        ]
-        for each, rows in alive.values.items()
-    }
-    return HeadTable(mask, "alive", scores.signature)
+    mask = alive.map(int)
+    for attention_type, layer, head in {*candidates} - kept:
+        mask.values[attention_type][layer][head] = 0
+    return HeadTable(mask.values, "alive", scores.signature)
 
 
 def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_layer: int) -> set[HeadId]:

@@ -24,11 +24,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fairseq_headgates.attention.gating import leave_method
 from fairseq_headgates.attention.head_attention import HeadAttention
-from fairseq_headgates.attention.sites import (
+from fairseq_headgates.attention.modules import (
+    attention_modules,
     gate_values,
     head_counts,
     head_factors,
-    head_sites,
     number_of_parameters,
     open_probabilities,
     to_table,
@@ -121,7 +121,7 @@ def prune(
     """Return a copy of a fairseq model without the heads that `mask` removes.
 
     The copy computes what the masked model computes. A head whose evaluation gate is 0 is always removed, because it
-    contributes nothing; but alignment heads of `transformer_align` keep their weights, see `surgery.alignments`. Gates
+    contributes nothing; but alignment heads of `transformer_align` keep their weights (`attention.alignments`). Gates
     between 0 and 1 are folded into the output projection. The options in `model.args` stay as they are;
     `checkpoints.prune_checkpoint` changes those of a checkpoint.
 
@@ -188,23 +188,23 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     check_shape(mask, head_counts(model))
     values = head_factors(model)
     layer_cuts, computed = {}, dict[str, None]()
-    for site in head_sites(model):
-        attention = site.attention
-        rows = mask.values.get(site.attention_type)
-        alive = rows[site.layer] if rows is not None else [1] * attention.heads
-        gates = values[site.attention_type][site.layer].cpu()[list(attention.kept)]
+    for module in attention_modules(model):
+        attention = module.attention
+        rows = mask.values.get(module.attention_type)
+        alive = rows[module.layer] if rows is not None else [1] * attention.heads
+        gates = values[module.attention_type][module.layer].cpu()[list(attention.kept)]
         open_heads = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
         closed = sorted(set(range(attention.aligned)) - open_heads)
         if closed:
             logger.warning(
-                f"{site.attention_type} layer {site.layer} keeps the weights of closed heads "
+                f"{module.attention_type} layer {module.layer} keeps the weights of closed heads "
                 f"{', '.join(map(str, closed))}, because they are alignment heads "
                 "(alignment_heads); the output does not depend on them"
             )
         keep = tuple(sorted({*open_heads, *closed}))
         factor = torch.tensor([gates[i] if i in open_heads else 0.0 for i in keep])
-        layer_cuts[site.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
-        if layer_cuts[site.name].changes_weights:
+        layer_cuts[module.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
+        if layer_cuts[module.name].changes_weights:
             computed |= dict.fromkeys(_computed_weights(attention))
     if computed:
         raise ValueError(
@@ -239,10 +239,10 @@ def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, 
     """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
     values = head_factors(model)
     changed = dict(layer_cuts)
-    for site in head_sites(model):
-        gates = values[site.attention_type][site.layer].cpu()[list(site.attention.kept)]
-        cut = layer_cuts[site.name]
-        changed[site.name] = replace(cut, factor=gates[list(cut.keep)])
+    for module in attention_modules(model):
+        gates = values[module.attention_type][module.layer].cpu()[list(module.attention.kept)]
+        cut = layer_cuts[module.name]
+        changed[module.name] = replace(cut, factor=gates[list(cut.keep)])
     return under_all_names(changed, model)
 
 
@@ -292,7 +292,7 @@ def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], po
     """Cut tensors named like parameters: a state dict, or moments of an optimiser; see `Cut` for `power`."""
     result = {}
     for name, tensor in tensors.items():
-        attention, parameter = site_and_parameter(name, layer_cuts)
+        attention, parameter = module_and_parameter(name, layer_cuts)
         if name.startswith("gate_method."):
             continue
         if attention is None:
@@ -302,7 +302,7 @@ def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], po
     return result
 
 
-def site_and_parameter(name: str, layer_cuts: Mapping[str, Cut]) -> tuple[str | None, str]:
+def module_and_parameter(name: str, layer_cuts: Mapping[str, Cut]) -> tuple[str | None, str]:
     """Split a name: 'decoder.layers.0.self_attn.q_proj.weight' -> ('decoder.layers.0.self_attn', 'q_proj.weight')."""
     attention, _, parameter = name.rpartition(".")
     attention, _, projection = attention.rpartition(".")
@@ -319,9 +319,9 @@ def _is_left(cut: Cut, parameter: str) -> bool:
 def kept_mask(model: nn.Module) -> HeadTable:
     """Return the mask of the heads that have weights in a model of `HeadAttention`."""
     rows: dict[str, list[list[float]]] = {}
-    for site in head_sites(model):
-        kept = set(site.attention.kept)
-        rows.setdefault(site.attention_type, []).append([int(head in kept) for head in range(site.attention.heads)])
+    for module in attention_modules(model):
+        kept = set(module.attention.kept)
+        rows.setdefault(module.attention_type, []).append([int(head in kept) for head in range(module.attention.heads)])
     return HeadTable(rows, "alive")
 
 
@@ -353,7 +353,7 @@ def removal_plan(model: nn.Module, pruned: nn.Module, written: nn.Module | None 
 
 def cache_bytes(model: nn.Module, attention_type: str) -> int:
     """Return the size of the key/value cache of an attention type, in bytes per token over all layers."""
-    attentions = [site.attention for site in head_sites(model) if site.attention_type == attention_type]
+    attentions = [module.attention for module in attention_modules(model) if module.attention_type == attention_type]
     return sum(2 * a.num_heads * a.head_dim * a.out_proj.weight.element_size() for a in attentions)
 
 

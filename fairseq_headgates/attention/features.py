@@ -6,7 +6,7 @@ features a model has and compares them with the features that it supports.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, FairseqMultiModel, transformer
@@ -57,40 +57,18 @@ ENCODER_LAYERS = {transformer_layer.TransformerEncoderLayer, transformer_layer.T
 DECODER_LAYERS = {transformer_layer.TransformerDecoderLayer, transformer_layer.TransformerDecoderLayerBase}
 
 
-def unsupported(features: Mapping[str, str], supported: Collection[str] = ()) -> list[str]:
-    """Return the descriptions of those `features` that are not in `supported`."""
-    return [text for name, text in features.items() if name not in supported]
-
-
 def model_features(model: nn.Module) -> dict[str, str]:
-    """Return the optional features of a transformer, encoder-decoder or language model; see `FEATURES`.
+    """Return the optional features of a transformer; see `FEATURES`.
 
-    An encoder alone has the one feature "no-decoder". A part that is not of fairseq's transformer is a feature
-    "class X", and nothing else is checked.
+    A part that is not of fairseq's transformer is a feature "class X", and nothing else is checked.
 
     Returns:
         {name: description}
     """
-    if isinstance(model, FairseqEncoderModel):
-        return {"no-decoder": FEATURES["no-decoder"]}
     strange = dict.fromkeys(_foreign_classes(model))
     if strange:
         return {f"class {name}": f"a part of class {name}" for name in strange}
-    return _described(model, {*_stack_features(model), *_option_features(getattr(model, "args", None))})
-
-
-def encoder_features(model: nn.Module) -> dict[str, str]:
-    """Return the optional features of an encoder such as RoBERTa, {name: description}; see `model_features`."""
-    layers: Any = getattr(stack_modules(model)["encoder"], "layers", ())
-    strange = [type(layer).__name__ for layer in layers if type(layer) not in ENCODER_LAYERS]
-    if not len(layers) or strange:
-        classes = dict.fromkeys(strange or [type(model).__name__])
-        return {f"class {name}": f"a part of class {name}" for name in classes}
-    return _described(model, set(_option_features(getattr(model, "args", None))))
-
-
-def _described(model: nn.Module, features: set[str]) -> dict[str, str]:
-    """Add the features of layers and attention to `features`, and describe all."""
+    features = {*_stack_features(model), *_option_features(getattr(model, "args", None))}
     layers = [layer for stack in stack_modules(model).values() for layer in stack.layers.children()]
     features |= {
         feature
@@ -145,14 +123,9 @@ def stacks_of(model: nn.Module) -> tuple[str, ...]:
     return ("encoder",) if isinstance(model, FairseqEncoderModel) else ("encoder", "decoder")
 
 
-def is_encoder(model: nn.Module) -> bool:
-    """Return whether a model is an encoder alone, such as RoBERTa."""
-    return isinstance(model, FairseqEncoderModel)
-
-
 def stack_modules(model: Any) -> dict[str, Any]:
     """Return the stacks of layers of a transformer: {"encoder" or "decoder": module with `layers`}."""
-    stacks = {side: getattr(model, side) for side in stacks_of(model)}
+    stacks = {side: getattr(model, side, None) for side in stacks_of(model)}
     return {side: getattr(stack, "sentence_encoder", stack) for side, stack in stacks.items()}
 
 
@@ -161,8 +134,7 @@ def _foreign_classes(model: nn.Module) -> Iterator[str]:
         yield type(model).__name__
         return
     classes = {"encoder": (ENCODERS, ENCODER_LAYERS), "decoder": (DECODERS, DECODER_LAYERS)}
-    for side in stacks_of(model):
-        stack: Any = getattr(model, side, None)
+    for side, stack in stack_modules(model).items():
         known, layers = classes[side]
         if type(stack) not in known:
             yield type(model if stack is None else stack).__name__
@@ -171,10 +143,11 @@ def _foreign_classes(model: nn.Module) -> Iterator[str]:
 
 
 def _stack_features(model: Any) -> Iterator[str]:
-    stacks, decoder = [getattr(model, side) for side in stacks_of(model)], model.decoder
-    for side, stack in zip(stacks_of(model), stacks, strict=True):
+    sides = stack_modules(model)
+    for side, stack in sides.items():
         if not len(stack.layers):
             yield f"no-{side}-layers"
+    stacks = sides.values()
     if any(stack.embed_positions is None for stack in stacks):
         yield "no-positions"
     embeddings = {type(stack.embed_tokens) for stack in stacks}
@@ -184,13 +157,17 @@ def _stack_features(model: Any) -> Iterator[str]:
         yield "adaptive-input"
     if any(stack.quant_noise is not None for stack in stacks):
         yield "quant-noise"
+    if "decoder" not in sides:
+        yield "no-decoder"
+        return
+    decoder = sides["decoder"]
     if decoder.adaptive_softmax is not None:
         yield "adaptive-softmax"
     if decoder.project_in_dim is not None or decoder.project_out_dim is not None:
         yield "decoder-dims"
     if decoder.cross_self_attention:
         yield "cross-self-attention"
-    if len(stacks) == 1:
+    if "encoder" not in sides:
         yield "no-encoder"
     elif any(layer.encoder_attn is None for layer in decoder.layers.children()):
         yield "no-cross-attention"

@@ -61,7 +61,8 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> Froz
     report = FrozenReport()
     for parameter, known in chosen.items():
         parameter.requires_grad = False
-        group = _group(next(filter(search, known)))
+        # The group of a name is that of all layers: decoder.layers.3.fc1.weight -> decoder.layers.*.fc1
+        group = re.sub(r"\.\d+\.", ".*.", next(filter(search, known))).rpartition(".")[0]
         report.tensors[group] += 1
         report.parameters[group] += parameter.numel()
     report.trainable = sum(parameter.numel() for parameter in names if parameter.requires_grad)
@@ -78,22 +79,13 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     return names
 
 
-def _group(name: str) -> str:
-    """Return the group of a name, for all layers: decoder.layers.3.fc1.weight -> decoder.layers.*.fc1."""
-    return re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0]
-
-
 def _stop_dropout(model: nn.Module) -> int:
     stopped = set()
     for module in model.modules():
         parameters = list(module.parameters())
         if parameters and not any(parameter.requires_grad for parameter in parameters):
-            stopped |= {child for child in module.modules() if _dropout_of(child)}
+            dropouts = (child for child in module.modules() if type(child).__name__.endswith("Dropout"))
+            stopped |= {dropout for dropout in dropouts if getattr(dropout, "p", 0)}
     for dropout in stopped:
         dropout.p = 0.0  # type: ignore[assignment]
     return len(stopped)
-
-
-def _dropout_of(module: nn.Module) -> float:
-    """Return the probability of a dropout module of torch or fairseq, 0 for any other module."""
-    return float(getattr(module, "p", 0.0)) if type(module).__name__.endswith("Dropout") else 0.0

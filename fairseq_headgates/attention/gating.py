@@ -10,7 +10,7 @@ from fairseq.models import FairseqMultiModel
 from torch import nn
 
 from fairseq_headgates.attention.features import other_attention
-from fairseq_headgates.attention.sites import gated_sites, head_counts, head_sites, like, use_head_attention
+from fairseq_headgates.attention.modules import attention_modules, gated_modules, head_counts, like, use_head_attention
 from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
 from fairseq_headgates.heads import Mask, as_mask, check_shape
 
@@ -38,11 +38,12 @@ def insert_gates(
         `model`
 
     Raises:
-        ValueError: if the model has no attention of one of the types, or its attention cannot be gated
+        ValueError: if the model has no attention of one of the types, or its attention cannot be gated, or if gates of
+            other types have another distribution or `lr_scale`
     """
     use_head_attention(model)
-    sites = head_sites(model)
-    present = {site.attention_type for site in sites}
+    modules = attention_modules(model)
+    present = {module.attention_type for module in modules}
     for attention_type in types:
         if attention_type not in present:
             others = ", ".join(other_attention(model))
@@ -50,22 +51,26 @@ def insert_gates(
                 f"no {attention_type} attention to gate: this model has {', '.join(sorted(present))}"
                 + (f" (attention of class {others} cannot be gated)" if others else "")
             )
-    for site in sites:
-        attention = site.attention
-        if site.attention_type in types and attention.num_heads > 0:
-            gates = HeadGates(attention.num_heads, distribution or HardConcrete(), init, lr_scale)
+    settings = distribution or HardConcrete(), lr_scale
+    for module in gated_modules(model):
+        gate = module.attention.gate
+        if module.attention_type not in types and (gate.distribution, gate.lr_scale) != settings:
+            raise ValueError(
+                f"the gates of {module.attention_type} have {gate.distribution} and lr_scale {gate.lr_scale:g}: give "
+                "the same for all types, whose gates are drawn together"
+            )
+    for module in modules:
+        attention = module.attention
+        if module.attention_type in types and attention.num_heads > 0:
+            gates = HeadGates(attention.num_heads, settings[0], init, lr_scale)
             attention.gate = gates.to(like(attention)).train(attention.training)
-    gated = gated_sites(model)
+    gated = gated_modules(model)
     if gated:
         leave_method(model)
-        gate_method = method([site.attention.gate for site in gated], [site.attention_type for site in gated])
-        gate_method.to(like(gated[0].attention)).train(model.training).join(model, parts_of(model))
+        gate_method = method([module.attention.gate for module in gated], [module.attention_type for module in gated])
+        pairs = model.models.values() if isinstance(model, FairseqMultiModel) else ()  # trained one by one
+        gate_method.to(like(gated[0].attention)).train(model.training).join(model, tuple(pairs))
     return model
-
-
-def parts_of(model: nn.Module) -> list[nn.Module]:
-    """Return the models of language pairs that fairseq trains one by one, none for a model that is trained whole."""
-    return list(model.models.values()) if isinstance(model, FairseqMultiModel) else []
 
 
 def leave_method(model: nn.Module) -> None:
@@ -93,12 +98,12 @@ def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
     mask = as_mask(mask)
     use_head_attention(model)
     check_shape(mask, head_counts(model))
-    for site in head_sites(model):
-        if site.attention_type in mask.values:
-            weight = like(site.attention)
-            row = [mask.values[site.attention_type][site.layer][head] for head in site.attention.kept]
+    for module in attention_modules(model):
+        if module.attention_type in mask.values:
+            weight = like(module.attention)
+            row = [mask.values[module.attention_type][module.layer][head] for head in module.attention.kept]
             with torch.inference_mode(False):  # the model may be trained later
-                site.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
+                module.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
     return model
 
 
@@ -115,7 +120,7 @@ def masked(model: nn.Module, mask: Mask) -> Iterator[nn.Module]:
     """
     mask = as_mask(mask)
     use_head_attention(model)
-    attentions = [site.attention for site in head_sites(model)]
+    attentions = [module.attention for module in attention_modules(model)]
     before = [attention.head_mask for attention in attentions]
     try:
         fix_heads(model, mask)

@@ -1,7 +1,7 @@
 """Multi-head attention whose heads can be gated, masked, removed and observed.
 
 fairseq's module computes all heads in one torch function, without access to a single head. After fairseq has built a
-model, `surgery.use_head_attention` replaces each of its attention modules by a `HeadAttention` with the same
+model, `attention.modules.use_head_attention` replaces each of its attention modules by a `HeadAttention` with the same
 parameters under the same names.
 
 Shapes: T target length, S source length, B batch, H heads, D head size, E model size.
@@ -22,7 +22,7 @@ from fairseq_headgates.attention.weights import attention_weights, fused_context
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import attention_type_and_layer
 from fairseq_headgates.inference import packed_linear
-from fairseq_headgates.inference.attention_cache import AttentionCache, merge_heads, split_heads
+from fairseq_headgates.inference.attention_cache import merge_heads, split_heads
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class HeadHook:
     Args:
         call: called as `call(weights, context)` in every forward pass, with the attention weights [B, H, T, S] and the
             contexts [B, H, T, D] of the remaining heads, before gates. A tensor that it returns replaces the contexts.
-            In beam search the hypotheses of a sentence are queries on the same encoder states: beam T instead of T.
         weights: whether `call` gets attention weights; if not, it gets None
     """
 
@@ -132,15 +131,15 @@ class HeadAttention(MultiheadAttention):
         need_weights = need_weights or need_head_weights
         if self.num_heads == 0:
             return self._bias(query, key), self._no_weights(query, key, need_head_weights) if need_weights else None
-        cache = None if incremental_state is None else AttentionCache(self, incremental_state)
-        q, k, v = self._project_in(query, key, value, cache if static_kv else None)
-        k, v, mask = self._keys_values(q, k, v, key_padding_mask, attn_mask, cache, static_kv)
-        beam = q.size(1) // k.size(0)  # above 1 in beam search: the hypotheses of a sentence read the same keys
+        q, k, v = self._project_in(query, key, value, incremental_state if static_kv else None)
+        k, v, padding = self._keys_values(q, k, v, key_padding_mask, incremental_state, static_kv)
+        mask = join_masks(attn_mask, padding, q.dtype)
+        beam = q.size(1) // k.size(0)  # above 1 in a `DecoderStep`: the hypotheses of a sentence read the same keys
         q = self._split(q, beam)
         weights: Tensor | None = None
         # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
         formula = need_weights or (self.hook is not None and self.hook.weights)
-        if not formula and (q.is_cuda or (cache is None and not self._prepared)):
+        if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
             context = fused_contexts(q, k, v, mask, self._dropout(), self.scaling)
         else:
             weights = attention_weights(q, k, mask, self.scaling)
@@ -200,50 +199,51 @@ class HeadAttention(MultiheadAttention):
         raise ValueError("TorchScript cannot compile HeadAttention: use torch.compile, or the model of `prune --stock`")
 
     def _project_in(
-        self, query: Tensor, key: Any, value: Any, encoder_cache: AttentionCache | None
+        self, query: Tensor, key: Any, value: Any, encoder_cache: dict | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return q [T, B, H D], k and v [S, B', H D]; k and v are None if the cache of the encoder has them.
-
-        B' is B, or B / beam if beam search has repeated the encoder states for every hypothesis of a sentence.
-        """
+        """Return q [T, B, H D], k and v [S, B, H D]; k and v are None if the cache of the encoder has them."""
         if self.self_attention:
             if self._in_proj is not None and not torch.is_grad_enabled():
                 q, k, v = self._in_proj(query).chunk(3, dim=-1)
                 return q, k, v
             key = value = query
-        elif encoder_cache is not None and encoder_cache.is_filled():
+        elif encoder_cache is not None and (self._step_cache(encoder_cache) or self._get_input_buffer(encoder_cache)):
             return self.q_proj(query), None, None
-        elif encoder_cache is not None:
-            repeats = encoder_cache.repeats(query, key)
-            key, value = key[:, ::repeats], value[:, ::repeats]
         return self.q_proj(query), self.k_proj(key), self.v_proj(value)
 
     def _keys_values(
-        self,
-        query: Tensor,
-        k: Any,
-        v: Any,
-        key_padding_mask: Any,
-        attn_mask: Any,
-        cache: AttentionCache | None,
-        static_kv: bool,
+        self, query: Tensor, k: Any, v: Any, padding: Tensor | None, cache: dict | None, static_kv: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return all keys and values [B', H, S, D], including the cache, and their mask (see `join_masks`)."""
-        if cache is not None and static_kv:
-            if k is not None:
-                cache.store_encoder(query, self._split(k), self._split(v), key_padding_mask)
-            k, v, key_padding_mask = cache.encoder()
-        elif cache is not None and cache.of_step is not None:
-            return cache.of_step.append(self._split(k, cache.of_step.beam), self._split(v, cache.of_step.beam))
-        elif cache is not None:
-            k, v, key_padding_mask = cache.append(self._split(k), self._split(v), key_padding_mask)
+        """Return all keys and values [B or B / beam, H, S, D], with those of the cache, and their padding or mask."""
+        if cache is not None and (step := self._step_cache(cache)) is not None:
+            return step if static_kv else step.append(self._split(k, step.beam), self._split(v, step.beam))
+        saved: dict[str, Any] = {} if cache is None else self._get_input_buffer(cache)
+        if k is None:
+            return saved["prev_key"], saved["prev_value"], saved["prev_key_padding_mask"]
+        k, v = self._split(k), self._split(v)
+        if cache is None:
+            return k, v, padding
+        if static_kv:  # BART does not repeat encoder states for hypotheses
+            copies = query.size(1) // k.size(0)
+            k, v = (x.repeat_interleave(copies, 0).contiguous() for x in (k, v))  # every step reads them
+            padding = None if padding is None else padding.repeat_interleave(copies, 0)
         else:
-            k, v = self._split(k), self._split(v)
-        return k, v, join_masks(attn_mask, key_padding_mask, query.dtype)
+            if saved:
+                k, v = torch.cat([saved["prev_key"], k], dim=2), torch.cat([saved["prev_value"], v], dim=2)
+            before = saved.get("prev_key_padding_mask")
+            padding = self._append_prev_key_padding_mask(padding, before, k.size(0), k.size(2), static_kv=False)
+        self._set_input_buffer(cache, {"prev_key": k, "prev_value": v, "prev_key_padding_mask": padding})
+        return k, v, padding
+
+    def _step_cache(self, cache: dict) -> Any:
+        """Return the `StepCache` or `SourceCache` of a `DecoderStep`, None if there is none."""
+        return self.get_incremental_state(cache, "step_cache")
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """Reorder the cache: row i of the batch continues row `new_order[i]`."""
-        AttentionCache(self, incremental_state).reorder(new_order)
+        saved = self._get_input_buffer(incremental_state)
+        for name, tensor in saved.items():
+            saved[name] = None if tensor is None else tensor.index_select(0, new_order)
         return incremental_state
 
     def _split(self, x: Tensor, beam: int = 1) -> Tensor:

@@ -13,31 +13,31 @@ from functools import partial
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.head_attention import HeadHook
-from fairseq_headgates.attention.sites import HeadSite, head_sites, use_head_attention
+from fairseq_headgates.attention.modules import AttentionModule, attention_modules, use_head_attention
 from fairseq_headgates.heads import TYPES
 
 
 @contextmanager
 def hooked(
     model: nn.Module,
-    call: Callable[[HeadSite, Tensor | None, Tensor], Tensor | None],
+    call: Callable[[AttentionModule, Tensor | None, Tensor], Tensor | None],
     weights: bool = False,
     types: Sequence[str] = TYPES,
 ) -> Iterator[nn.Module]:
-    """Within the context, `call(site, weights, context)` is a hook on every attention layer of `types`.
+    """Within the context, `call(module, weights, context)` is a hook on every attention layer of `types`.
 
-    See `modules.HeadHook` for the shapes and the return value of `call`.
+    See `head_attention.HeadHook` for the shapes and the return value of `call`.
     """
     use_head_attention(model)
-    sites = [site for site in head_sites(model) if site.attention_type in types]
-    before = [site.attention.hook for site in sites]
+    modules = [module for module in attention_modules(model) if module.attention_type in types]
+    before = [module.attention.hook for module in modules]
     try:
-        for site in sites:
-            site.attention.hook = HeadHook(partial(call, site), weights)
+        for module in modules:
+            module.attention.hook = HeadHook(partial(call, module), weights)
         yield model
     finally:
-        for site, old in zip(sites, before, strict=True):
-            site.attention.hook = old
+        for module, old in zip(modules, before, strict=True):
+            module.attention.hook = old
 
 
 @contextmanager
@@ -76,9 +76,9 @@ def observe(model: nn.Module) -> Iterator[dict[str, dict[int, Observed]]]:
     """
     seen: dict[str, dict[int, Observed]] = {}
 
-    def remember(site: HeadSite, weights: Tensor | None, context: Tensor) -> None:
+    def remember(module: AttentionModule, weights: Tensor | None, context: Tensor) -> None:
         assert weights is not None
-        seen.setdefault(site.attention_type, {})[site.layer] = Observed(weights, context)
+        seen.setdefault(module.attention_type, {})[module.layer] = Observed(weights, context)
 
     with hooked(model, remember, weights=True):
         yield seen

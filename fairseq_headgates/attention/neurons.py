@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.cuts import Cut, apply_cuts
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 
 
 def feed_forward_layers(model: nn.Module) -> dict[str, list[str]]:
@@ -19,7 +19,7 @@ def feed_forward_layers(model: nn.Module) -> dict[str, list[str]]:
 
     They are counted over all encoders or decoders of the model, in the order of its modules.
     """
-    with_attention = {site.name.rpartition(".")[0] for site in head_sites(model)}
+    with_attention = {module.name.rpartition(".")[0] for module in attention_modules(model)}
     found: dict[str, list[str]] = {}
     for name, layer in model.named_modules():
         linears = (getattr(layer, "fc1", None), getattr(layer, "fc2", None))

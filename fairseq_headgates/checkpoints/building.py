@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.features import option_features
 from fairseq_headgates.attention.freezing import freeze
-from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.attention.sites import (
+from fairseq_headgates.attention.modules import (
     gate_values,
-    gated_sites,
+    gated_modules,
     number_of_parameters,
     open_probabilities,
     to_table,
 )
+from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import check_dictionary
@@ -132,7 +132,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 
     The model is of the checkpoint's architecture, or of this plugin's counterpart of fairseq's. Data are not needed.
     The stored sizes are compared with the weights before memory is allocated. A model with embeddings of characters
-    (--character-embeddings) needs its dictionary before it can read tokens: `models.read_characters`.
+    (--character-embeddings) needs its dictionary before it can read tokens: `plugin.models.language_model.read_characters`.
 
     Raises:
         ValueError: with every reason, if the model is not supported
@@ -321,7 +321,7 @@ def read_heads(state: Mapping[str, Any], name: str, model: nn.Module | None = No
     """
     model = model or build_model(state)
     signature = str(Signature({"ckpt": Path(name).name, "updates": str(updates_of(state))}))
-    gated = {site.attention_type for site in gated_sites(model)}
+    gated = {module.attention_type for module in gated_modules(model)}
     return CheckpointHeads(
         to_table(open_probabilities(model), "P(open)", signature),
         to_table(gate_values(model), "gate", signature),

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.cuts import Cut, cut_tensors, site_and_parameter, with_gates_of
+from fairseq_headgates.attention.cuts import Cut, cut_tensors, module_and_parameter, with_gates_of
 from fairseq_headgates.compat import copies
 
-# How the moments of an optimiser scale with their parameter (see `surgery.cuts.Cut`).
+# How the moments of an optimiser scale with their parameter (see `attention.cuts.Cut`).
 MOMENTS = {
     "exp_avg": -1,  # Adam and its kin, LAMB
     "exp_avg_sq": -2,
@@ -158,7 +158,7 @@ def _cut_elements(
     """Cut a moment of the shape of its parameter."""
     if value.shape != parameter.shape:
         raise ValueError(f"{what} has the shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
-    attention, _ = site_and_parameter(name, layer_cuts)
+    attention, _ = module_and_parameter(name, layer_cuts)
     if power is None and attention is not None and bool((layer_cuts[attention].factor != 1).any()):
         raise ValueError(f"{what} cannot be rescaled for a folded gate: only {', '.join(MOMENTS)} can")
     cut = cut_tensors({name: value}, layer_cuts, power or 0)[name]
@@ -173,7 +173,7 @@ def _cut_means(
     """Cut Adafactor's means of the rows and columns of squared gradients."""
     if (*rows.shape, *columns.shape) != tuple(parameter.shape):
         raise ValueError(f"{ROWS} and {COLUMNS} of {name} do not have the shape {tuple(parameter.shape)} together")
-    attention, weight = site_and_parameter(name, layer_cuts)
+    attention, weight = module_and_parameter(name, layer_cuts)
     if attention is None:
         return {ROWS: rows, COLUMNS: columns}
     if weight == "out_proj.weight":

@@ -69,7 +69,7 @@ def prune_checkpoint(
         model: the model of the checkpoint, if it is already built
         notice: called with one line for every part that is dropped
         inference_dtype: precision of inference, "float32" or "int8"; None for that of the checkpoint
-        refitted: parameters that get other values than those of the checkpoint; see `compression.repair`. A moving
+        refitted: parameters that get other values than those of the checkpoint; see `analysis.refit`. A moving
             average of the weights is then dropped
         neurons: the neurons that feed-forward blocks keep, by the name of the layer (default: all)
         pruned: `cut_copy(model, mask, neurons)`, if the model is already cut

@@ -12,25 +12,17 @@ from fairseq_headgates.plugin.options.stored_mask import read_mask
 
 def chosen_heads(options: Choice, model: nn.Module) -> HeadTable:
     """Return the mask of the heads to keep. Raise ValueError for options that contradict each other or the model."""
-    only_with_scores = {
-        "--keep": options.keep,
-        "--method": options.method,
-        "--types": options.types,
-        "--min-per-layer": options.min_per_layer,
-    }
-    given = [name for name, value in only_with_scores.items() if value is not None]
+    names = ("keep", "method", "types", "min_per_layer")
+    given = ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None)
     if given and options.scores is None:
-        raise ValueError(
-            f"{', '.join(given)} given without --scores: add --scores FILE, or leave out {', '.join(given)}"
-        )
+        raise ValueError(f"{given} given without --scores: add --scores FILE, or leave out {given}")
     if options.alive is not None:
         return read_mask(options.alive)
     if options.scores is None:
         return open_mask(model, options.threshold)
     if options.keep is None:
         raise ValueError("--scores without --keep: give the number of heads to keep, --keep 12 or --keep 0.5")
-    types = chosen_types(options.types)
-    scores = parse_scores(options.scores, options.method)
+    scores, types = parse_scores(options.scores, options.method), chosen_types(options.types)
     return best_heads(scores, options.keep, open_mask(model), types, options.min_per_layer or 0)
 
 

@@ -1,189 +1,152 @@
-"""Declare commands: a dataclass of options, and the module that does the work (no torch).
+"""Declare commands: a class of options, and the module that does the work (no torch).
 
-A command is two files. `cli/commands/NAME.py` has the dataclass, whose fields are made by `argument` and `option`, and
-registers it with `command`. `cli/actions/NAME.py` has `run(options)`, which returns the exit code; it is imported only
-when the command runs, so help and wrong options take a tenth of a second. The files of an extension are `command.py`
-and `action.py`.
+A command is two files. `cli/commands/NAME.py` has the class, whose attributes are made by `argument` and `option`, and
+registers it with `command`. `cli/actions/NAME.py` has `run(options)`; it is imported only when the command runs, so
+help and wrong options take a tenth of a second. The files of an extension are `command.py` and `action.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.messages import shown
+
+NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
+Group = Callable[[argparse.ArgumentParser], Any]  # adds a group to a parser, and returns it
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Options that belong together.
+@dataclass(frozen=True)
+class Declared:
+    """An option, or a positional argument.
 
     Attributes:
-        title: their heading in the help
-        exclusive: whether at most one of them can be given
-        required: whether one of exclusive options must be given
-    """
-
-    title: str = ""
-    exclusive: bool = False
-    required: bool = False
-
-
-def argument(*, reads: str = "", **keywords: Any) -> Any:
-    """Declare a positional argument, a field of `Options`; see `option`."""
-    return _declare(MISSING, {"flags": (), "reads": reads, "writes": False, "within": None}, keywords)
-
-
-def option(
-    *flags: str,
-    default: Any = None,
-    reads: str = "",
-    writes: bool = False,
-    within: Group | None = None,
-    required: bool = False,
-    **keywords: Any,
-) -> Any:
-    """Declare an option, a field of `Options`.
-
-    Args:
-        flags: its names (default: that of the field, such as --out)
-        default: its value if it is not given; False for a switch
+        keywords: those of `argparse.ArgumentParser.add_argument`
         reads: what the file is that the value names, if it is read: "the mask"
         writes: whether the value names a file to write, which is checked before the work
         within: the group that it belongs to
-        required: whether it must be given
-        keywords: those of `argparse.ArgumentParser.add_argument`
+        positional: whether it is a positional argument
     """
-    if default is False:
+
+    keywords: dict[str, Any]
+    reads: str = ""
+    writes: bool = False
+    within: Group | None = None
+    positional: bool = False
+
+
+def argument(*, reads: str = "", **keywords: Any) -> Any:
+    """Declare a positional argument; see `Declared`."""
+    return Declared(keywords, reads, positional=True)
+
+
+def option(*, reads: str = "", writes: bool = False, within: Group | None = None, **keywords: Any) -> Any:
+    """Declare an option, which has the name of the attribute, or with `default=False` a switch; see `Declared`."""
+    if keywords.get("default") is False:
         keywords["action"] = "store_true"
-    if required:
-        keywords["required"] = True
     if writes:
         keywords["type"] = filled
-    default = MISSING if required else default
-    return _declare(default, {"flags": flags or ("",), "reads": reads, "writes": writes, "within": within}, keywords)
+    return Declared(keywords, reads, writes, within)
 
 
-def _declare(default: Any, metadata: dict[str, Any], keywords: dict[str, Any]) -> Any:
-    metadata["keywords"] = keywords
-    if isinstance(default, (list, tuple, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-@dataclass(kw_only=True)
 class Options:
-    """The values of the options of a command, declared by its subclasses.
+    """The values of the options of a command, which its subclasses declare.
+
+    The docstring of a command is its help: the first line in the list of commands, the others in its own help.
 
     Attributes:
         command: the name of the command
         rest: words that are not options of the command, but of fairseq-generate
-        description: what the command does (default: its help)
+        examples: two commands that its help ends with
         epilog: what its help ends with
         usage: how it is called (default: by its options)
         needs_models: whether it works with models, for which fairseq and torch are imported
     """
 
-    command: str = ""
-    rest: list[str] = field(default_factory=list)
-    description: ClassVar[str] = ""
-    epilog: ClassVar[str] = ""
+    command: str
+    rest: list[str]
+    examples: ClassVar[tuple[str, ...]]
+    epilog: ClassVar[str | None] = None
     usage: ClassVar[str | None] = None
     needs_models: ClassVar[bool] = True
+
+    def __init__(self, **values: Any):
+        vars(self).update(values)
+
+    @classmethod
+    def declared(cls) -> dict[str, Declared]:
+        """Return the options by name: its own, then those of its bases from left to right."""
+        found: dict[str, Declared] = {}
+        for base in cls.__mro__:
+            for name, each in vars(base).items():
+                if isinstance(each, Declared):
+                    found.setdefault(name, each)
+        return found
 
     def fairseq_arguments(self) -> list[str] | None:
         """Return the arguments for the parser of fairseq-generate, None if the command takes none."""
         return None
 
-    def files_to_read(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the files are that options name, and the values of these options."""
-        for each in fields(self):
-            if each.metadata.get("reads"):
-                value = getattr(self, each.name)
-                yield from ((each.metadata["reads"], one) for one in (value if isinstance(value, list) else [value]))
+    def files_to_read(self) -> Iterator[tuple[str, str]]:
+        """Yield what the files are that the options name, those of fairseq included, and their paths."""
+        for name, each in self.declared().items():
+            values = getattr(self, name) if each.reads else None
+            for value in values if isinstance(values, list) else [values]:
+                path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
+                if path and not NO_FILE.match(path):
+                    yield each.reads, path
+        words = self.fairseq_arguments() or []
+        if words and not words[0].startswith("-"):
+            yield from (("the data in", path) for path in _split(words[0]))
+        for word, value in zip(words, [*words[1:], ""], strict=False):
+            if word == "--path" or word.startswith("--path="):
+                yield from (("the checkpoint", path) for path in _split(word.partition("=")[2] or value))
+
+    def missing_input(self) -> str:
+        """Return an error message if a file to read does not exist, else an empty text."""
+        for what, path in self.files_to_read():
+            try:
+                os.stat(path)
+            except OSError as error:
+                return f"cannot read {what} {shown(path)} ({error.strerror}): check the path"
+        return ""
 
     def files_to_write(self) -> dict[str, str]:
         """Return the files to write, by the names of the options that name them."""
-        names = [each.name for each in fields(self) if each.metadata.get("writes")]
+        names = [name for name, each in self.declared().items() if each.writes]
         return {name.replace("_", "-"): path for name in names if (path := getattr(self, name)) is not None}
 
 
+def _split(paths: str) -> list[str]:
+    """Return the paths of an argument of fairseq, none for an address or an empty text."""
+    return [] if "://" in paths else [path for path in paths.split(os.pathsep) if path]
+
+
+COMMANDS: dict[str, type[Options]] = {}
 T = TypeVar("T", bound=type[Options])
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand of `headgates`.
-
-    Attributes:
-        name: its name
-        text: what it does, in the list of commands
-        examples: two commands that its help ends with
-        options: the dataclass of its options
-    """
-
-    name: str
-    text: str
-    examples: tuple[str, ...]
-    options: type[Options]
-
-    def run(self, options: Options) -> int:
-        """Import the module that does the work, run it, and return the exit code."""
-        module = self.options.__module__.replace(".commands.", ".actions.")
-        if module.endswith(".command"):  # of an extension
-            module = module.removesuffix("command") + "action"
-        return import_module(module).run(options)
-
-
-COMMANDS: dict[str, Command] = {}
-
-
-def command(name: str, text: str, *examples: str) -> Callable[[T], T]:
-    """Return a decorator that registers a dataclass of options as a command; see `Command`."""
+def command(name: str, *examples: str) -> Callable[[T], T]:
+    """Return a decorator that registers a class of options as a command."""
 
     def register(options: T) -> T:
-        COMMANDS[name] = Command(name, text, examples, options)
+        options.examples = examples
+        COMMANDS[name] = options
         return options
 
     return register
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
-    """Add the options of a command: its arguments, its own options, and those of its bases from left to right."""
-    declared = {each.name: each for each in fields(options) if "flags" in each.metadata}
-    arguments = [name for name, each in declared.items() if not each.metadata["flags"]]
-    by_class = (name for each in options.__mro__ for name in vars(each).get("__annotations__", ()))
+    """Add the options of a command to its parser."""
     groups: dict[Group | None, Any] = {None: parser}
-    for name in dict.fromkeys([*arguments, *by_class]):
-        if name in declared:
-            within = declared[name].metadata["within"]
-            if within not in groups:
-                groups[within] = _add_group(parser, within)
-            _add_option(groups[within], declared[name])
-
-
-def _add_group(parser: argparse.ArgumentParser, group: Group) -> Any:
-    if group.exclusive:
-        return parser.add_mutually_exclusive_group(required=group.required)
-    return parser.add_argument_group(group.title)
-
-
-def _add_option(parser: Any, declared: Field) -> None:
-    flags, keywords = declared.metadata["flags"], dict(declared.metadata["keywords"])
-    if not flags:
-        parser.add_argument(declared.name, **keywords)
-        return
-    default = declared.default_factory() if declared.default_factory is not MISSING else declared.default
-    if default is not MISSING:
-        keywords["default"] = default
-    flags = [flag or f"--{declared.name.replace('_', '-')}" for flag in flags]
-    parser.add_argument(*flags, dest=declared.name, **keywords)
-
-
-def parsed(command: Command, values: argparse.Namespace, rest: list[str]) -> Options:
-    """Return the options of a command with the values that its parser has found."""
-    names = [each.name for each in fields(command.options) if "flags" in each.metadata]
-    return command.options(command=command.name, rest=rest, **{name: getattr(values, name) for name in names})
+    for name, each in options.declared().items():
+        if each.within and each.within not in groups:
+            groups[each.within] = each.within(parser)
+        flag = name if each.positional else f"--{name.replace('_', '-')}"
+        groups[each.within].add_argument(flag, **each.keywords)

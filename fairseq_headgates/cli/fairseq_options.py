@@ -39,7 +39,11 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     Ends with one line and exit code 2, as argparse does, for options that do not exist.
     """
     program = f"headgates {command}"
-    _import_user_dir(program, rest)
+    early = ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
+    for option in ("--user-dir", "--task", "--criterion"):
+        early.add_argument(option)
+    given = early.parse_known_args(rest)[0]
+    _import_user_dir(given.user_dir)
     parser = options.get_generation_parser()
     parser.prog, parser.usage = program, DATA_USAGE
     lacks_path = not any(word.startswith("--path") for word in rest)
@@ -49,7 +53,10 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
     if command in ("score", "compress"):
         parser.set_defaults(gen_subset=CHOOSING)
-    _add_criterion(parser, rest)
+    if given.task in CRITERION_REGISTRY:  # the options of classifiers are those of the criterion of this name
+        if given.criterion not in (None, given.task):
+            raise ValueError(f"--criterion is {given.criterion}: leave it out, --task {given.task} has its own")
+        parser.set_defaults(criterion=given.task)
     args = options.parse_args_and_arch(parser, list(rest))
     if args.path is None:
         raise ValueError("no checkpoint is given: add --path CKPT")
@@ -83,11 +90,8 @@ def _without_required(parser: argparse.ArgumentParser) -> None:
         action.required = False
 
 
-def _import_user_dir(program: str, rest: Sequence[str]) -> None:
+def _import_user_dir(folder: str | None) -> None:
     """Import the package of --user-dir first, so that what goes wrong there is reported as such."""
-    parser = ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
-    parser.add_argument("--user-dir")
-    folder = parser.parse_known_args(rest)[0].user_dir
     if folder == "":
         raise ValueError("--user-dir is empty: give the folder of a package, or leave it out")
     try:
@@ -97,18 +101,6 @@ def _import_user_dir(program: str, rest: Sequence[str]) -> None:
         raise ValueError(
             f"cannot import --user-dir {folder} ({reason}): give the folder of a package, or leave it out"
         ) from None
-
-
-def _add_criterion(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Set the criterion with the name of the task, if there is one: the options of classifiers are among its own."""
-    known = ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
-    known.add_argument("--task")
-    known.add_argument("--criterion")
-    given = known.parse_known_args(rest)[0]
-    if given.task in CRITERION_REGISTRY:
-        if given.criterion not in (None, given.task):
-            raise ValueError(f"--criterion is {given.criterion}: leave it out, --task {given.task} has its own")
-        parser.set_defaults(criterion=given.task)
 
 
 def _refuse_unused(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

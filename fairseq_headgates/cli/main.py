@@ -9,14 +9,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import getdoc
 from pkgutil import iter_modules
 from typing import Any
 
-from fairseq_headgates import __version__, extensions, register
+from fairseq_headgates import __version__, load_extensions, register
 from fairseq_headgates.cli import commands
-from fairseq_headgates.cli.command import COMMANDS, Command, add_options, parsed
-from fairseq_headgates.cli.output import prepare_streams
-from fairseq_headgates.cli.parser import ArgumentParser, missing_input
+from fairseq_headgates.cli.command import COMMANDS, Options, add_options
+from fairseq_headgates.cli.output import check_outputs, prepare_streams
+from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.messages import one_line
 
@@ -38,11 +39,10 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     chosen = next((argument for argument in argv if not argument.startswith("-")), "")
     parser = build_parser([chosen])
     values, rest = parser.parse_known_args(argv)
-    command = COMMANDS[values.command]
-    options = parsed(command, values, rest)
+    options = COMMANDS[values.command](**vars(values), rest=rest)
     if rest and options.fairseq_arguments() is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if problem := missing_input(options) or (options.needs_models and unsupported()):
+    if problem := options.missing_input() or (options.needs_models and unsupported()):
         print(f"headgates {options.command}: error: {one_line(problem)}", file=sys.stderr)
         return 2
     if options.needs_models:
@@ -55,9 +55,11 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
         workers = options.fairseq_arguments() is not None
         with stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
-            code = command.run(options)
+            check_outputs(options)
+            # cli/commands/NAME.py -> cli/actions/NAME.py, command.py -> action.py
+            import_module(type(options).__module__.replace("command", "action")).run(options)
             sys.stdout.flush()
-            return code
+            return 0
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
         sys.stdout = None
         return 0
@@ -75,17 +77,17 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         logger.setLevel(level)  # the caller's level, if this runs inside another program
 
 
-def find_commands() -> dict[str, Command]:
+def find_commands() -> dict[str, type[Options]]:
     """Return all commands by name: those of `cli/commands`, and of `command.py` of each extension."""
     for each in iter_modules(commands.__path__):
         import_module(f"{commands.__name__}.{each.name}")
-    extensions.load("command")
+    load_extensions("command")
     return dict(sorted(COMMANDS.items()))
 
 
 def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
     """Return the parser, with the options of the chosen subcommands (default: all)."""
-    extensions.load("scores")
+    load_extensions("scores")
     parser = ArgumentParser(
         prog="headgates",
         description="Inspect, score and remove the attention heads of fairseq models.",
@@ -93,19 +95,19 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in find_commands().items():
-        text, options = command.text, command.options
+    for name, options in find_commands().items():
+        summary, _, description = (getdoc(options) or "").partition("\n\n")
         subparser = subparsers.add_parser(
             name,
-            help=text,
-            description=options.description or text[0].upper() + text[1:] + ".",
+            help=summary[:1].lower() + summary[1:].rstrip("."),
+            description=description.replace("\n", " ") or summary,
             usage=options.usage,
-            epilog=options.epilog or None,
+            epilog=options.epilog,
             allow_abbrev=not options.usage,
         )
         if chosen is None or name in chosen:
             add_options(subparser, options)
-            subparser.examples = command.examples
+            subparser.examples = options.examples
     return parser
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from operator import methodcaller
 
 from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 from fairseq_headgates.cli.command import Group, Options, argument, option
@@ -26,9 +25,13 @@ DATA_EPILOG = (
 )
 
 
-@dataclass(kw_only=True)
 class Trust(Options):
-    """--trust, of commands that load checkpoints."""
+    """--trust, of commands that load checkpoints, and the values of options that not all of them have."""
+
+    sentences: int | None = None
+    inference_dtype: str | None = "float32"
+    out: str | None = None
+    force: bool = False
 
     trust: bool = option(
         default=False,
@@ -37,14 +40,12 @@ class Trust(Options):
     )
 
 
-@dataclass(kw_only=True)
 class Checkpoint(Trust):
     """The checkpoint to read."""
 
     checkpoint: str = argument(metavar="CKPT", type=filled, reads="the checkpoint", help="a fairseq checkpoint (.pt)")
 
 
-@dataclass(kw_only=True)
 class Output(Options):
     """Where the result goes."""
 
@@ -58,19 +59,17 @@ def types(text: str, within: Group | None = None) -> str | None:
     return option(metavar="T[,T...]", within=within, help=f"{text}; choices: {', '.join(TYPES)}, all")
 
 
-@dataclass(kw_only=True)
 class Data(Trust):
     """Commands that read data with the options of fairseq-generate."""
 
-    usage: ClassVar[str | None] = DATA_USAGE
-    epilog: ClassVar[str] = DATA_EPILOG
+    usage = DATA_USAGE
+    epilog = DATA_EPILOG
 
     def fairseq_arguments(self) -> list[str] | None:
         """Return all words that are not options of the command."""
         return self.rest
 
 
-@dataclass(kw_only=True)
 class FirstSentences(Data):
     """--sentences, of commands that can use a part of the data."""
 
@@ -79,13 +78,12 @@ class FirstSentences(Data):
     )
 
 
-@dataclass(kw_only=True)
 class ChosenSentences(Data):
     """--lines and --text, of commands that work on single sentences; see `sentences.sentences`."""
 
     lines: list[int] | None = option(
         metavar="N[,N...]",
-        type=numbers("line numbers"),
+        type=numbers("a list of line numbers such as 1,5"),
         help="sentences of --gen-subset, counted from 1 (default: 1)",
     )
     text: str | None = option(
@@ -96,13 +94,6 @@ class ChosenSentences(Data):
         "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
         "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
     )
-
-
-@dataclass(kw_only=True)
-class InferenceDtype(Options):
-    """--inference-dtype; `inference_dtype` makes it with the end of its help."""
-
-    inference_dtype: str | None = None
 
 
 def inference_dtype(text: str = AS_STORED) -> str | None:
@@ -124,10 +115,9 @@ def metric(default: str, tests: str = "") -> str | None:
     )
 
 
-REPAIR = Group("repair, without training")
+REPAIR = methodcaller("add_argument_group", "repair, without training")
 
 
-@dataclass(kw_only=True)
 class Refit(Options):
     """--refit-sentences and --refit-subset, of commands with --refit."""
 
@@ -147,7 +137,6 @@ class Refit(Options):
     )
 
 
-@dataclass(kw_only=True)
 class Scores(Options):
     """The options of importance scores; see `analysis.options.ScoreOptions`."""
 
@@ -170,11 +159,10 @@ class Scores(Options):
     )
 
 
-CHOICE = Group(exclusive=True)
-WITH_SCORES = Group("with --scores")
+CHOICE = methodcaller("add_mutually_exclusive_group")
+WITH_SCORES = methodcaller("add_argument_group", "with --scores")
 
 
-@dataclass(kw_only=True)
 class Choice(Options):
     """The heads to keep; see `choice.chosen_heads`."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.cli.command import Options
-from fairseq_headgates.cli.options import Output
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
 from fairseq_headgates.report.text import choose_fonts, text_style
@@ -36,51 +35,11 @@ def warn(command: str, message: str) -> None:
 
 def check_outputs(options: Options) -> None:
     """Raise ValueError unless the files that the options name can be written, each its own."""
-    outputs = options.files_to_write()
+    outputs = {name: path for name, path in options.files_to_write().items() if path != "-"}
     for path in outputs.values():
-        check_writable(path, isinstance(options, Output) and options.force)
+        check_writable(path, getattr(options, "force", False))
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
-
-
-class FirstWorker:
-    """What the first worker writes and prints.
-
-    Args:
-        options: the options of the command
-        writes: whether this is the first worker
-        pages: whether --plot can also be a web page (.html)
-    """
-
-    def __init__(self, options: Options, writes: bool, pages: bool):
-        self.writes, self._pages = writes, pages
-        self._command, self._force = options.command, isinstance(options, Output) and options.force
-        self._warned: set[str] = set()
-
-    def warn_once(self, message: str) -> None:
-        """Print a warning, unless it was printed before."""
-        if self.writes and message not in self._warned:
-            warn(self._command, message)
-            self._warned.add(message)
-
-    def write(self, path: str | None, content: str | bytes) -> None:
-        """Write a file, if `path` is given."""
-        if path and self.writes:
-            write(path, content, self._force)
-
-    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
-        """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
-        if path and self.writes:
-            content, lacking = picture(path, draw)
-            if lacking:
-                other = "x.html or x.svg" if self._pages else "x.svg"
-                warn(self._command, f"{path} {lacking}: use --plot {other}")
-            self.write(path, content)
-
-    def say(self, text: str) -> None:
-        """Print a result."""
-        if self.writes:
-            say(text)
 
 
 def warn_unfinished(command: str, model: Any) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fairseq_headgates.heads import TYPES, parse_count, parse_types
-from fairseq_headgates.messages import fail, shown
-
-NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
+from fairseq_headgates.messages import fail
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -36,47 +33,12 @@ class ArgumentParser(argparse.ArgumentParser):
 class Once(argparse.Action):
     """An option that cannot be given twice with different values; argparse would take the last."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Set the option. Report an error for a second, different value."""
         before = getattr(namespace, self.dest, None)
         if before not in (None, values):
             parser.error(f"argument {option_string}: given twice, as {before!r} and {values!r}: give it once")
         setattr(namespace, self.dest, values)
-
-
-def missing_input(args: Any) -> str:
-    """Return an error message if a file that the arguments name does not exist, else an empty text."""
-    for what, path in _inputs(args):
-        try:
-            os.stat(path)
-        except OSError as error:
-            return f"cannot read {what} {shown(path)} ({error.strerror}): check the path"
-    return ""
-
-
-def _inputs(args: Any) -> Iterator[tuple[str, str]]:
-    """Yield what the files are that the arguments name, and their paths."""
-    for what, value in args.files_to_read():
-        path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
-        if path and not NO_FILE.match(path):
-            yield what, path
-    words = args.fairseq_arguments() or []
-    if words and not words[0].startswith("-"):
-        yield from (("the data in", path) for path in _split(words[0]))
-    for option, value in zip(words, [*words[1:], ""], strict=False):
-        if option == "--path" or option.startswith("--path="):
-            yield from (("the checkpoint", path) for path in _split(option.partition("=")[2] or value))
-
-
-def _split(paths: str) -> list[str]:
-    """Return the paths of an argument of fairseq, none for an address or an empty text."""
-    return [] if "://" in paths else [path for path in paths.split(os.pathsep) if path]
 
 
 def filled(text: str) -> str:
@@ -103,14 +65,17 @@ def counted(text: str, rule: str = "a number from 1 on") -> int:
     return int(text)
 
 
-def numbers(what: str) -> Callable[[str], list[int]]:
-    """Return a function that parses numbers separated by commas; `what` names them in its error."""
+def numbers(rule: str, kind: type = int, low: float = -math.inf, high: float = math.inf) -> Callable[[str], list]:
+    """Return a function that parses numbers separated by commas; its error says that the text is not `rule`."""
 
-    def parse(text: str) -> list[int]:
+    def parse(text: str) -> list:
         try:
-            return [int(part) for part in text.split(",")]
+            found = [kind(part) for part in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as 1,5") from None
+            found = []
+        if not found or not all(low <= number <= high for number in found):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
+        return found
 
     return parse
 

@@ -43,10 +43,10 @@ def sentences(work: Session, model: nn.Module, options: ChosenSentences) -> Iter
     of_pairs = isinstance(work.objective, Classes) and Path(work.fairseq.data, "input1").is_dir()
     columns = ["SOURCE", "TARGET"] if len(stacks_of(model)) == 2 else ["SENTENCE"] * (1 + of_pairs)
     for number, line in lines.items():
-        if (found := line.rstrip().count("\t") + 1) > len(columns):
+        if (given := line.rstrip().count("\t") + 1) > len(columns):
             most, fields = (f"2 ({', '.join(columns)})", "1,2") if len(columns) == 2 else ("1", "1")
             raise ValueError(
-                f"{name} line {number} has {found} tab-separated columns, at most {most} are allowed: select them, for "
+                f"{name} line {number} has {given} tab-separated columns, at most {most} are allowed: select them, for "
                 f"example with cut -f {fields}"
             )
     return _typed(work, model, lines, name)
@@ -62,25 +62,18 @@ def _typed(work: Session, model: nn.Module, lines: Mapping[int, str], name: str)
         )
         unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
         if unknown and work.writes:
-            found = f"{name} line {number} has {'a token' if unknown == 1 else f'{unknown} tokens'}"
-            warn(work.options.command, f"{found} not in the dictionary: give text tokenised and in subwords")
+            tokens = "a token" if unknown == 1 else f"{unknown} tokens"
+            hint = "give text tokenised and in subwords"
+            warn(work.options.command, f"{name} line {number} has {tokens} not in the dictionary: {hint}")
         yield number, sample
 
 
 def show(
-    work: Session, found: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], tables: str
+    work: Session, result: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], tables: str
 ) -> None:
-    """Write a result as --plot, --out and --json tell, and print it unless it was written.
-
-    Args:
-        work: the command
-        found: the result as JSON
-        page: returns the web page
-        figure: draws the picture
-        tables: the result as text
-    """
+    """Write a result as --plot, --out and --json tell, and print it unless it was written."""
     options = work.options
-    text = json.dumps(found, allow_nan=False)
+    text = json.dumps(result, allow_nan=False)
     if options.plot and options.plot.endswith(".html"):
         work.write(options.plot, page())
     else:

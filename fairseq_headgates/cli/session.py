@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -23,10 +23,9 @@ from fairseq_headgates import __version__
 from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
-from fairseq_headgates.cli.command import Options
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import FirstSentences, InferenceDtype, Output, Refit, Scores, Trust
-from fairseq_headgates.cli.output import FirstWorker, check_outputs, check_picture
+from fairseq_headgates.cli.options import ChosenSentences, Refit, Scores, Trust
+from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
@@ -39,7 +38,6 @@ from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.safety.checkpoint import updates_of
 
-OUT_OF_MEMORY = "out of memory: pass a smaller --max-tokens or --beam"
 T = TypeVar("T", bound=Trust)
 
 
@@ -51,30 +49,26 @@ class Loaded:
     corpus: Corpus
     signature: Signature
 
-    def with_model(self, model: nn.Module) -> Loaded:
-        """Return another model with the same corpus and signature."""
-        return replace(self, model=model)
 
-
-class Session(Signatures, FirstWorker, Generic[T]):
-    """The options of one command, those of fairseq, its task, and whether this worker writes the output.
+class Session(Signatures, Generic[T]):
+    """The options of one command, those of fairseq, its task, and its output.
 
     Attributes:
         options: the options of the command
         paths: the checkpoints of --path
         needs_target: whether the data must have targets
+        writes: whether this is the first worker, the only one that writes and prints
     """
 
-    def __init__(self, options: T, needs_target: bool, pages: bool):
+    def __init__(self, options: T, needs_target: bool):
         fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
-        self.options = options
-        self.needs_target = needs_target
+        self.options, self.needs_target = options, needs_target
         self.paths = utils.split_paths(fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
-        FirstWorker.__init__(self, options, fairseq.distributed_rank == 0, pages)
-        Signatures.__init__(self, fairseq)
+        self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
+        super().__init__(fairseq)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""
@@ -101,9 +95,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
     def model(self, path: str, mode: str | None = DEFAULTS["inference_mode"]) -> tuple[nn.Module, dict[str, int | str]]:
         """Load a checkpoint for inference. Return its model, and the parts of a signature that name it.
 
-        Args:
-            path: the path of the checkpoint
-            mode: how decoder steps run; None for the mode of the checkpoint
+        `mode` is how decoder steps run, None for the mode of the checkpoint.
         """
         model: Any
         _, model, origin = self.checkpoint(path)
@@ -120,11 +112,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
 
     def inference_dtype(self, model: Any) -> str:
         """Set the precision of inference, and return it; only commands with --inference-dtype choose it."""
-        options: Options = self.options
-        chosen = DEFAULTS["inference_dtype"]
-        if isinstance(options, InferenceDtype):
-            chosen = options.inference_dtype
-        if chosen is not None:
+        if (chosen := self.options.inference_dtype) is not None:
             model.inference_dtype = chosen
             if chosen == "int8" and (obstacle := int8_obstacle(model)):
                 raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
@@ -134,9 +122,7 @@ class Session(Signatures, FirstWorker, Generic[T]):
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        if sentences is None and isinstance(self.options, FirstSentences):
-            sentences = self.options.sentences
-        corpus = load_corpus(chosen, self.task, model, sentences)
+        corpus = load_corpus(chosen, self.task, model, sentences or self.options.sentences)
         if self.needs_target:
             check_target(corpus, f"headgates {self.options.command}")
         return corpus
@@ -157,9 +143,9 @@ class Session(Signatures, FirstWorker, Generic[T]):
         signature = loaded.signature.of_method(method, options.signature_parts(method))
         return HeadTable(table.values, method, str(signature))
 
-    def metric(self, name: str, loaded: Loaded) -> Metric | None:
+    def metric(self, name: str, model: nn.Module, corpus: Corpus) -> Metric | None:
         """Return a metric, see `evaluation.metrics.metric_of`. Print its warning once."""
-        metric = metric_of(name, loaded.model, loaded.corpus)
+        metric = metric_of(name, model, corpus)
         if metric and metric.warning:
             self.warn_once(metric.warning)
         return metric
@@ -178,54 +164,54 @@ class Session(Signatures, FirstWorker, Generic[T]):
 
         Its first line names all that the results depend on; see `Signatures.content`. Options that choose heads
         (scores, --select-subset) are not part of it: results are stored by the heads that are masked.
-
-        Args:
-            path: the checkpoint
-            mode: what is measured
-            refit: the data that the model is refitted on
         """
-        options: Options = self.options
-        if not isinstance(options, Output) or not options.out:
+        options = self.options
+        if not options.out:
             return ResumeJournal(None, "")
-        dtype = options.inference_dtype if isinstance(options, InferenceDtype) else ""
-        sentences = options.sentences if isinstance(options, FirstSentences) else None
-        command = (options.command, mode, dtype, sentences, __version__, self.search)
+        command = (options.command, mode, options.inference_dtype, options.sentences, __version__, self.search)
         work = json.dumps([*map(str, command), *self.content(path, refit)], sort_keys=True)
         return ResumeJournal(f"{options.out}.part{self.paths.index(path) or ''}", work, self.writes, options.force)
 
+    def warn_once(self, message: str) -> None:
+        """Print a warning, unless it was printed before."""
+        if self.writes and message not in self._warned:
+            warn(self.options.command, message)
+            self._warned.add(message)
+
+    def write(self, path: str | None, content: str | bytes) -> None:
+        """Write a file, if `path` is given."""
+        if path and self.writes:
+            write(path, content, self.options.force)
+
+    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
+        """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
+        if path and self.writes:
+            content, lacking = picture(path, draw)
+            if lacking:
+                other = "x.html or x.svg" if isinstance(self.options, ChosenSentences) else "x.svg"
+                warn(self.options.command, f"{path} {lacking}: use --plot {other}")
+            self.write(path, content)
+
+    def say(self, text: str) -> None:
+        """Print a result."""
+        if self.writes:
+            say(text)
+
 
 @contextmanager
-def session(options: T, needs_target: bool = True, pages: bool = False) -> Iterator[Session[T]]:
-    """Within the context, a `Session`. Refuse outputs that cannot be written at its beginning.
-
-    With `pages`, --plot can also be a web page (.html).
-    """
-    check_outputs(options)
-    with _quiet(), _one_line_errors():
-        if plot := options.files_to_write().get("plot"):
-            check_picture(plot, pages)
-        yield Session(options, needs_target, pages)
-        leave_workers()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Within the context, libraries show only warnings of their loggers."""
-    with warnings.catch_warnings(), logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib"):
+def session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
+    """Within the context, a `Session`; other libraries log only warnings, errors of the environment are one line."""
+    quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
+    with warnings.catch_warnings(), quiet:
         warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Within the context, errors of the environment become a ValueError of one line."""
-    try:
-        yield
-    except MemoryError:
-        raise ValueError(OUT_OF_MEMORY) from None
-    except RuntimeError as error:
-        if "allocate memory" in str(error) or "out of memory" in str(error):
-            raise ValueError(OUT_OF_MEMORY) from None
-        if torch.distributed.is_initialized() and any(name in str(error) for name in ("gloo", "NCCL", "Connection")):
-            raise ValueError("another worker has stopped: see its error") from None
-        raise
+        if plot := options.files_to_write().get("plot"):
+            check_picture(plot, isinstance(options, ChosenSentences))
+        try:
+            yield Session(options, needs_target)
+            leave_workers()
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+                raise ValueError("out of memory: pass a smaller --max-tokens or --beam") from None
+            if torch.distributed.is_initialized() and any(n in str(error) for n in ("gloo", "NCCL", "Connection")):
+                raise ValueError("another worker has stopped: see its error") from None
+            raise

@@ -66,14 +66,9 @@ class Signatures:
         return Signature({}).with_parts(parts)
 
     def content(self, checkpoint: str, refit: Refit | None) -> list[Any]:
-        """Return digests of all files that results with a checkpoint depend on, and the options that change results.
-
-        Args:
-            checkpoint: the path of the checkpoint
-            refit: the data that the model is refitted on
-        """
-        found = (self.task.source_dictionary, self.task.target_dictionary)
-        symbols = ["\n".join(each.symbols).encode() for each in found if each is not None]
+        """Return digests of all files that results with a checkpoint depend on, and the options that change results."""
+        dictionaries = (self.task.source_dictionary, self.task.target_dictionary)
+        symbols = ["\n".join(each.symbols).encode() for each in dictionaries if each is not None]
         content: dict[str, Any] = {
             "checkpoint": digest([checkpoint]),
             "data": self._digest(self.fairseq.gen_subset),

@@ -3,7 +3,6 @@
 The names here read files of results, without torch; everything else is imported from its module.
 """
 
-from fairseq_headgates.evaluation.result_files import read_evaluations
-from fairseq_headgates.evaluation.results import Difference, Evaluation, pairwise
+from fairseq_headgates.evaluation.results import Difference, Evaluation, pairwise, read_evaluations
 
 __all__ = ["Difference", "Evaluation", "pairwise", "read_evaluations"]

@@ -6,7 +6,7 @@ import copy
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,9 +101,16 @@ class Corpus:
         """Return which tokens of the "source" or "target" are words: not padding, EOS, <s> or those of languages."""
         return torch.isin(tokens, tokens.new_tensor(self.no_words[side]), invert=True)
 
+    def in_order(self, of_batches: Iterable[Iterable[Any]]) -> list[Any]:
+        """Return values of the sentences of all workers in their order, from those of each sentence of each batch."""
+        found: dict[int, Any] = {}
+        for sample, values in zip(self.batches, of_batches, strict=True):
+            found.update(zip(sample["id"].tolist(), values, strict=True))
+        return [value for _, value in sorted(gather(found).items())]
+
     def numbers(self) -> list[int]:
         """Return the numbers in the data of the sentences of all workers, from 0; some may be skipped."""
-        return sorted(gather({number: None for sample in self.batches for number in sample["id"].tolist()}))
+        return self.in_order(sample["id"].tolist() for sample in self.batches)
 
     def positions(self, sample: Sample, attention_type: str, states: Tensor) -> Tensor:
         """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B].
@@ -172,7 +179,9 @@ def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:
     """Return the data set of `--gen-subset`. Raise ValueError if it cannot be read, is empty, or does not fit."""
     _check_task(task, model)
     _check_vocabulary(task, model, args.data)
-    dataset = _read_dataset(task, args.gen_subset, args.data)
+    if args.gen_subset not in task.datasets:
+        _read(task, args.gen_subset, args.data)
+    dataset = task.dataset(args.gen_subset)
     if len(dataset) == 0:
         raise ValueError(_empty(args.gen_subset, args.data))
     return dataset
@@ -259,7 +268,7 @@ def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
                 if not 0 <= token < number:
                     raise ValueError(
                         f"the subset {args.gen_subset!r} of {args.data} has the {what} {token}, its dictionary "
-                        f"{number} symbols: {objective.cure}"
+                        f"{number} symbols: {objective.hint}"
                     )
 
 
@@ -276,13 +285,7 @@ def _check_positions(batches: Sequence[Sample], task: Any, model: Any) -> None:
         )
 
 
-def _read_dataset(task: Any, subset: str, folder: str) -> Any:
-    if subset not in task.datasets:
-        _load(task, subset, folder)
-    return task.dataset(subset)
-
-
-def _load(task: Any, subset: str, folder: str) -> None:
+def _read(task: Any, subset: str, folder: str) -> None:
     files = files_of(task, folder, subset)
     reason = ""
     with _silent_destructors():

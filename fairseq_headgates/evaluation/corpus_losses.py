@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.workers import all_reduce, gather
+from fairseq_headgates.evaluation.workers import all_reduce
 
 
 @torch.no_grad()
@@ -27,12 +27,8 @@ def sentence_losses(model: nn.Module, corpus: Corpus) -> tuple[list[float], list
 
     Both are in the order of the corpus. Raise ValueError if the sum is not finite.
     """
-    found: dict[int, tuple[float, int]] = {}
-    for sample in corpus.batches:
-        bits, counted = corpus.losses(model, sample).double().sum(-1), corpus.counted(sample).sum(-1)
-        found.update(zip(sample["id"].tolist(), zip(bits.tolist(), counted.tolist(), strict=True), strict=True))
-    ordered = [pair for _, pair in sorted(gather(found).items())]
-    losses, counts = [loss for loss, _ in ordered], [count for _, count in ordered]
+    losses = corpus.in_order(corpus.losses(model, sample).double().sum(-1).tolist() for sample in corpus.batches)
+    counts = corpus.in_order(corpus.counted(sample).sum(-1).tolist() for sample in corpus.batches)
     finite(sum(losses), sum(counts))
     return losses, counts
 

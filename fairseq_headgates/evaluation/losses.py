@@ -19,11 +19,7 @@ LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
 
 
 def token_losses(model: Any, sample: Sample, counted: Tensor) -> Tensor:
-    """Return -log2 p of the target tokens that are `counted` [B, T], as fairseq logs `nll_loss`.
-
-    Returns:
-        The losses [B, T] in bits, 0 for the other tokens
-    """
+    """Return -log2 p of the target tokens that are `counted`, as fairseq logs `nll_loss`, 0 for the others: [B, T]."""
     decoder, words = model.decoder, sample["target"][counted]
     features = outputs(model, sample)[counted]
     adaptive = getattr(decoder, "adaptive_softmax", None)

@@ -11,13 +11,12 @@ from fairseq.data.data_utils import post_process
 from sacrebleu.metrics import BLEU
 from torch import nn
 
-from fairseq_headgates.attention.sites import use_head_attention
+from fairseq_headgates.attention.modules import use_head_attention
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.evaluation.results import scorers
 from fairseq_headgates.evaluation.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.evaluation.translations import bleu_metric, references, translate
-from fairseq_headgates.evaluation.workers import gather
 
 TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 
@@ -84,7 +83,7 @@ def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
     split = sum(mark.text in line for line in references) if mark and chosen not in mark.post_process else 0
     if mark and split > SHARE * len(references):
         problems.append(f"{split} references have subwords ({mark.text})")
-        options.append(mark.cure or "a text in which they are joined, for which fairseq has no option")
+        options.append(mark.hint or "a text in which they are joined, for which fairseq has no option")
         joined = [post_process(line, mark.post_process[0]) for line in references] if mark.post_process else []
     elif not mark and references and all(line.replace(" ", "").isdecimal() for line in references):
         problems.append("the references are numbers")
@@ -104,22 +103,14 @@ class Accuracy(Metric):
     name = "accuracy"
 
     def __init__(self, model: nn.Module, corpus: Corpus):
-        super().__init__(corpus, _in_order(corpus, [sample["target"].view(-1) for sample in corpus.batches]))
+        super().__init__(corpus, corpus.in_order(sample["target"].view(-1).tolist() for sample in corpus.batches))
 
     @torch.no_grad()
     def predict(self, model: nn.Module) -> list[int]:
         """Return the class that the model predicts for every sentence."""
         objective = self.corpus.objective
         assert isinstance(objective, Classes)  # the only one with this metric
-        return _in_order(self.corpus, [objective.predicted(model, sample) for sample in self.corpus.batches])
-
-
-def _in_order(corpus: Corpus, classes: Sequence[torch.Tensor]) -> list[int]:
-    """Return a class for every sentence of all workers, in the order of the corpus, from those of the batches."""
-    found: dict[int, int] = {}
-    for sample, of_batch in zip(corpus.batches, classes, strict=True):
-        found.update(zip(sample["id"].tolist(), of_batch.tolist(), strict=True))
-    return [label for _, label in sorted(gather(found).items())]
+        return self.corpus.in_order(objective.predicted(model, sample).tolist() for sample in self.corpus.batches)
 
 
 METRICS: dict[str, type[Bleu] | type[Accuracy]] = {"bleu": Bleu, "accuracy": Accuracy}

@@ -42,7 +42,7 @@ class Objective:
     stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     unit: ClassVar[str] = "target token"
     target: ClassVar[str] = "token"
-    cure: ClassVar[str] = "run fairseq-preprocess again"
+    hint: ClassVar[str] = "run fairseq-preprocess again"
     signed: ClassVar[tuple[str, ...]] = ("source_lang", "target_lang")
 
     classification_head: str | None = None
@@ -82,7 +82,7 @@ class Objective:
 
     def block_length(self) -> int:
         """Return the largest number of tokens of a block of text, 0 where a task reads sentences."""
-        return 0
+        return int(getattr(options_of(self.task), "tokens_per_sample", 0))
 
     def targets(self) -> int:
         """Return the number of symbols or classes that a target can be."""
@@ -138,10 +138,6 @@ class NextToken(Objective):
                 "--output-dictionary-size cannot be used here: leave it out, the model predicts all symbols"
             )
 
-    def block_length(self) -> int:
-        """Return the largest number of tokens of a block."""
-        return int(self.task.args.tokens_per_sample)
-
     def signature(self) -> dict[str, str]:
         """Return how the text is cut into blocks."""
         return {"block": _block(self.task.args)}
@@ -154,7 +150,29 @@ class NextToken(Objective):
         return counted
 
 
-class MaskedTokens(Objective):
+class FromLogits(Objective):
+    """Prediction of targets from logits that the model returns for all that count: [N, C]."""
+
+    def logits(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return the logits of the targets that count: [N, C]."""
+        raise NotImplementedError
+
+    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
+        counted = self.counted(sample)
+        logits, targets = at_least_single(self.logits(model, sample)), sample["target"].view_as(counted)[counted]
+        found = F.cross_entropy(logits, targets, reduction="none") / LN2
+        return found.new_zeros(counted.shape).masked_scatter(counted, found)
+
+    @torch.no_grad()
+    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
+        """Return the batch with targets drawn from the model's own distribution instead of those that count."""
+        target = sample["target"]
+        drawn = draw(self.logits(model, sample), generator)
+        return {**sample, "target": target.masked_scatter(self.counted(sample).view_as(target), drawn)}
+
+
+class MaskedTokens(FromLogits):
     """Prediction of masked tokens: the pre-training of RoBERTa (Liu et al. 2019).
 
     Raises:
@@ -176,32 +194,18 @@ class MaskedTokens(Objective):
             "relevance is that for the next token or a class: use a classifier, --task sentence_prediction"
         )
 
-    def block_length(self) -> int:
-        """Return the largest number of tokens of a block."""
-        return int(self.task.cfg.tokens_per_sample)
-
     def signature(self) -> dict[str, str]:
         """Return how the text is cut into blocks and masked: shares of masked, unchanged, random tokens; seed."""
         cfg = self.task.cfg
         shares = (f"{share:g}" for share in (cfg.mask_prob, cfg.leave_unmasked_prob, cfg.random_token_prob))
         return {"block": _block(cfg), "mask": "-".join([*shares, str(cfg.seed)])}
 
-    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
-        """Return -log2 p of every masked token, in bits, 0 for the others: [B, T]."""
-        counted = self.counted(sample)
-        logits = model(**sample["net_input"], masked_tokens=counted)[0]
-        found = F.cross_entropy(at_least_single(logits), sample["target"][counted], reduction="none") / LN2
-        return found.new_zeros(counted.shape).masked_scatter(counted, found)
-
-    @torch.no_grad()
-    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
-        """Return the batch with masked tokens drawn from the model's own distribution."""
-        counted = self.counted(sample)
-        logits = model(**sample["net_input"], masked_tokens=counted)[0]
-        return {**sample, "target": sample["target"].masked_scatter(counted, draw(logits, generator))}
+    def logits(self, model: nn.Module, sample: Sample) -> Tensor:
+        """Return the logits of the masked tokens: [N, C]."""
+        return model(**sample["net_input"], masked_tokens=self.counted(sample))[0]
 
 
-class Classes(Objective):
+class Classes(FromLogits):
     """Prediction of the class of a sentence, or of a pair of sentences.
 
     Raises:
@@ -213,12 +217,12 @@ class Classes(Objective):
     unit = "sentence"
     target = "label"
     signed = ("classification_head_name", "num_classes")
-    cure = "check --num-classes and label/dict.txt (-1 is a label that is not in it)"
+    hint = "check --num-classes and label/dict.txt (-1 is a label that is not in it)"
 
     def __init__(self, task: Any):
         super().__init__(task)
-        cure = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
-        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {cure}")
+        hint = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
+        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {hint}")
         self.classification_head = task.cfg.classification_head_name
 
     def check(self, sample: Sample, subset: str) -> None:
@@ -245,21 +249,10 @@ class Classes(Objective):
         """Return that every label counts: [B, 1]. The number of a class may be that of the padding symbol."""
         return torch.ones_like(sample["target"], dtype=torch.bool).view(-1, 1)
 
-    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
-        """Return -log2 p of every label, in bits: [B, 1]."""
-        logits = at_least_single(self.logits(model, sample))
-        return F.cross_entropy(logits, sample["target"].view(-1), reduction="none").view(-1, 1) / LN2
-
     def logits(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return the logits of the classes: [B, C]."""
         options = {"features_only": True, "classification_head_name": self.classification_head}
         return model(**sample["net_input"], **options)[0]
-
-    @torch.no_grad()
-    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
-        """Return the batch with labels drawn from the model's own distribution."""
-        labels = draw(self.logits(model, sample), generator)
-        return {**sample, "target": labels.view_as(sample["target"]).to(sample["target"])}
 
     def predicted(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return the class with the highest logit, the first of equal ones: [B]."""
@@ -285,16 +278,15 @@ def _block(options: Any) -> str:
     return "-".join(str(part) for name in BLOCK if (part := getattr(options, name, None)) is not None)
 
 
-def _refuse(cfg: Any, **cures: str) -> None:
-    for option, cure in cures.items():
+def _refuse(cfg: Any, **hints: str) -> None:
+    for option, hint in hints.items():
         if getattr(cfg, option, False):
-            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: {cure}")
+            raise ValueError(f"--{option.replace('_', '-')} cannot be used here: {hint}")
 
 
 # Tasks of fairseq that this package evaluates, and why not others.
 SUPPORTED = [
     *"translation translation_multi_simple_epoch".split(),
-    *"translation_from_pretrained_bart translation_from_pretrained_xlm".split(),
     *"speech_to_text language_modeling multilingual_language_modeling masked_lm sentence_prediction".split(),
 ]
 UNSUPPORTED = {
@@ -302,6 +294,10 @@ UNSUPPORTED = {
     "translation_multi_simple_epoch",
     "online_backtranslation": "its training data are made by the model; to evaluate it, use translation",
     "translation_lev": "its models edit or predict all tokens at once, not the next one",
+    **dict.fromkeys(
+        ("translation_from_pretrained_bart", "translation_from_pretrained_xlm"),
+        "this version of fairseq fails with it",
+    ),
     "denoising": "fairseq draws its noise anew in every evaluation, so that losses of two models cannot be compared",
 }
 KINDS: Sequence[tuple[type, type[Objective]]] = (
@@ -332,7 +328,7 @@ def check_has_loss(model: Any) -> None:
 
 def objective_of(task: Any) -> Objective:
     """Return what the model of a task predicts. Raise ValueError for options with which it cannot be measured."""
-    if is_language_modeling(task):
+    if hasattr(task, "eval_lm_dataloader"):  # those that fairseq-eval-lm evaluates
         return NextToken(task)
     return next((objective for kind, objective in KINDS if isinstance(task, kind)), Objective)(task)
 
@@ -340,8 +336,3 @@ def objective_of(task: Any) -> Objective:
 def options_of(task: Any) -> Any:
     """Return the options of a task, which fairseq's tasks store as `cfg` or, older ones, as `args`."""
     return task.args if task.cfg is None else task.cfg
-
-
-def is_language_modeling(task: Any) -> bool:
-    """Return whether a task is one that fairseq-eval-lm evaluates."""
-    return hasattr(task, "eval_lm_dataloader")

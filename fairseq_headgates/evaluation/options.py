@@ -17,7 +17,6 @@ from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.messages import first_line, logging_only
 
 LANGUAGES = ("source_lang", "target_lang")
-FAILING = ("translation_from_pretrained_bart", "translation_from_pretrained_xlm")  # in some versions of fairseq
 
 
 def to_config(args: Namespace) -> Any:
@@ -45,26 +44,19 @@ def setup_task(args: Namespace) -> Any:
         for path in dictionary_files(utils.split_paths(args.data)[0]):
             check_regular(path)
         task = tasks.setup_task(config)
-        if args.task in FAILING:
-            getattr(task, "args")  # noqa: B009  (what fails later)
         for dictionary in (task.source_dictionary, task.target_dictionary):
             check_dictionary(dictionary)
     except Exception as error:  # fairseq raises no other for a missing folder, dictionary or language
-        cure = "give a folder of fairseq-preprocess"
+        hint = "give a folder of fairseq-preprocess"
         if args.task == "translation" and Path(utils.split_paths(args.data)[0], "dict.txt").is_file():
-            cure = "for data without a target side, add --task language_modeling or masked_lm"
+            hint = "for data without a target side, add --task language_modeling or masked_lm"
         elif args.task == "translation" and Path(utils.split_paths(args.data)[0], "input0").is_dir():
-            cure = "for classified sentences, add --task sentence_prediction"
+            hint = "for classified sentences, add --task sentence_prediction"
         elif args.task == "sentence_prediction":
-            cure = "give a folder with the folders input0 and label of fairseq-preprocess"
-        elif args.task in FAILING and isinstance(error, (AttributeError, TypeError)):
-            raise ValueError(
-                f"--task {args.task} cannot be used here: this version of fairseq fails with it, in training too "
-                f"({first_line(error)})"
-            ) from None
+            hint = "give a folder with the folders input0 and label of fairseq-preprocess"
         elif hasattr(args, "lang_pairs"):
-            cure = "check --lang-pairs, --langs, -s and -t, or give a folder of fairseq-preprocess"
-        raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {cure}") from None
+            hint = "check --lang-pairs, --langs, -s and -t, or give a folder of fairseq-preprocess"
+        raise ValueError(f"cannot read the data in {args.data} ({first_line(error)}): {hint}") from None
     for option in LANGUAGES:
         language, found = getattr(args, option, None), getattr(options_of(task), option, None)
         if language and found != language:

@@ -20,11 +20,12 @@ from fairseq_headgates.evaluation.statistics import (
     score_interval,
     share_interval,
 )
-from fairseq_headgates.files import Unbounded
+from fairseq_headgates.files import Unbounded, parse_json, read_records, read_text
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.messages import shown
 
 SAME = "compare evaluations of the same data, with the same options"
+HINT = "write it with `headgates evaluate --out`"
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,15 @@ class Evaluation:
     def compare(self, control: Evaluation) -> dict[str, Difference]:
         """Return the differences of this model minus another one; see `differences`."""
         return differences(control, [self])[0]
+
+
+def read_evaluations(path: str) -> list[Evaluation]:
+    """Read the evaluations of a file of `headgates evaluate --out`.
+
+    Raises:
+        ValueError: in one line, if the file cannot be read or has other content
+    """
+    return read_records(Evaluation, parse_json(read_text(path, "the evaluation", HINT), path, HINT), path, HINT)
 
 
 def _plain(value: Any) -> Any:

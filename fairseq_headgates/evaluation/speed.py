@@ -23,15 +23,10 @@ def run_once(model: nn.Module, corpus: Corpus, metric: Metric | None) -> int:
 
 
 def speeds(systems: Sequence[Callable[[], int]], device: torch.device, rounds: int) -> list[float]:
-    """Measure how many units each system does per second, in its fastest round.
+    """Measure how many units each system does per second, in the fastest of its rounds; it returns their number.
 
     The systems take turns, so that other work on the machine concerns all of them. The first round, in which memory is
     allocated, does not count. On a CPU with one thread processor time is measured, which other work does not change.
-
-    Args:
-        systems: do their work, and return the number of units
-        device: the device of their models
-        rounds: number of rounds that count
     """
     clock = clock_of(device)
     fastest = [0.0] * len(systems)

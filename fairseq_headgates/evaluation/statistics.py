@@ -40,12 +40,6 @@ def paired_bootstrap(
     Translations with the score of the control have p = 1. There is no p-value if no score varies over the resamples, as
     on one sentence. sacreBLEU's p-value of identical translations is the smallest one, 1 / (RESAMPLINGS + 1), because
     none of their resampled differences is above the observed one.
-
-    Args:
-        metric: sacreBLEU's metric
-        control: translations, in the order of the references
-        others: the translations of each other model
-        references: one reference for each sentence
     """
     from sacrebleu.significance import PairedTest
 
@@ -115,12 +109,7 @@ def score_interval(metric: Metric, predictions: Sequence[str], references: Seque
 
 
 def mean_interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of a mean, sum(sums) / sum(counts).
-
-    Args:
-        sums: the sum in each sentence, or block of text; these are resampled
-        counts: the number of summands of each
-    """
+    """Return the 95% bootstrap interval of a mean, sum(sums) / sum(counts), over sentences or blocks of text."""
     return confidence_interval(_resampled_means([sums], counts)[0])
 
 
@@ -128,12 +117,8 @@ def mean_difference_test(a: Sequence[float], b: Sequence[float], counts: Sequenc
     """Return the two-sided p-value of the difference of two means by paired bootstrap (Efron and Tibshirani 1993).
 
     It is the share of resamples whose difference is as far from the observed one as that is from 0; None if neither
-    mean varies over the resamples, as with one sentence.
-
-    Args:
-        a: the sum in each sentence, or block of text, of one model
-        b: those of another
-        counts: the number of summands of each
+    mean varies over the resamples, as with one sentence. `a` and `b` are the sums of two models in each sentence, or
+    block of text, of as many summands as its count.
     """
     first, second = _resampled_means([a, b], counts)
     observed = (sum(a) - sum(b)) / sum(counts)

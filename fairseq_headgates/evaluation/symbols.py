@@ -24,7 +24,7 @@ class Mark(NamedTuple):
     first: bool
     joins: bool
     post_process: tuple[str, ...] = ()
-    cure: str = ""
+    hint: str = ""
 
     def on(self, symbol: str) -> bool:
         """Return whether a symbol has the mark, and is not the mark alone."""

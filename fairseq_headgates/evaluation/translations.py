@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,50 +13,41 @@ from fairseq_cli.generate import get_symbols_to_strip_from_output
 from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.sites import evaluating
+from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only
 
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 
 
-@dataclass(frozen=True)
 class Texts:
-    """Converts tokens to text as fairseq-generate does: --post-process, then --bpe and --tokenizer."""
+    """Converts tokens to text as fairseq-generate does: --post-process, then --bpe and --tokenizer.
 
-    dictionary: Any
-    post_process: str | None
-    decoders: tuple[Callable[[str], str], ...]
-    ignored: set[int]
+    Raises:
+        ValueError: for options that cannot be used
+    """
 
-    @classmethod
-    def of(cls, corpus: Corpus, generator: Any) -> Texts:
-        """Read the options of a corpus. Raise ValueError for options that cannot be used."""
-        cfg = corpus.cfg
+    def __init__(self, corpus: Corpus, generator: Any):
+        self.dictionary, self.post_process = corpus.task.target_dictionary, corpus.cfg.common_eval.post_process
+        self.ignored = get_symbols_to_strip_from_output(generator)
         try:
-            decoders = [corpus.task.build_bpe(cfg.bpe), corpus.task.build_tokenizer(cfg.tokenizer)]
-            corpus.task.target_dictionary.string(torch.tensor([corpus.eos]), cfg.common_eval.post_process)
+            decoders = [corpus.task.build_bpe(corpus.cfg.bpe), corpus.task.build_tokenizer(corpus.cfg.tokenizer)]
+            self.dictionary.string(torch.tensor([corpus.eos]), self.post_process)
         except Exception as error:  # a missing model, an unknown name
             raise ValueError(
                 f"--bpe, --tokenizer or --post-process cannot be used ({first_line(error)}): see fairseq-generate "
                 "--help"
             ) from None
-        return cls(
-            corpus.task.target_dictionary,
-            cfg.common_eval.post_process,
-            tuple(decoder.decode for decoder in decoders if decoder is not None),
-            get_symbols_to_strip_from_output(generator),
-        )
+        self.decoders = [decoder for decoder in decoders if decoder is not None]
 
     def text(self, tokens: Tensor, reference: bool = False) -> str:
         """Convert the tokens of a sentence to text."""
         line = self.dictionary.string(
             tokens.int().cpu(), self.post_process, escape_unk=reference, extra_symbols_to_ignore=self.ignored
         )
-        for decode in self.decoders:
-            line = decode(line)
+        for decoder in self.decoders:
+            line = decoder.decode(line)
         return line
 
 
@@ -83,26 +73,21 @@ def beam_search(model: nn.Module, corpus: Corpus) -> Iterator[Any]:
 
 
 def _generator(model: nn.Module, corpus: Corpus) -> Any:
-    _check_sampling(corpus)
+    options, symbols = corpus.cfg.generation, len(corpus.task.target_dictionary)
+    if options.diversity_rate > -1 and 2 * options.beam > symbols:  # fairseq takes as many candidates of one hypothesis
+        raise ValueError(f"--beam is {options.beam}: with --diversity-rate it must be at most {symbols // 2}")
+    if (k := options.sampling_topk) > symbols:
+        raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
     utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
     kinds = {} if getattr(model, "inference_mode", "eager") == "eager" else {"seq_gen_cls": DeviceSearch}
     try:
-        generator = corpus.task.build_generator([model], corpus.cfg.generation, **kinds)
+        generator = corpus.task.build_generator([model], options, **kinds)
     except Exception as error:
         raise ValueError(
             f"fairseq cannot use these search options ({first_line(error)}): see fairseq-generate --help"
         ) from None
     _check_lengths(corpus, getattr(generator, "max_len", None))
     return generator
-
-
-def _check_sampling(corpus: Corpus) -> None:
-    options, symbols = corpus.cfg.generation, len(corpus.task.target_dictionary)
-    k = options.sampling_topk
-    if options.diversity_rate > -1 and 2 * options.beam > symbols:  # fairseq takes as many candidates of one hypothesis
-        raise ValueError(f"--beam is {options.beam}: with --diversity-rate it must be at most {symbols // 2}")
-    if k > symbols:
-        raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
 
 
 def _check_lengths(corpus: Corpus, longest: int | None) -> None:
@@ -123,13 +108,13 @@ def _check_lengths(corpus: Corpus, longest: int | None) -> None:
 
 
 @torch.no_grad()
-def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
+def translate(model: nn.Module, corpus: Corpus) -> list[str]:
     """Translate a corpus by a model prepared for inference. Return the translations in the order of the sentences."""
     prefix = corpus.cfg.generation.prefix_size
-    found = {}
+    translations = []
     with beam_search(model, corpus) as generator:
-        texts = Texts.of(corpus, generator)
-        for sample in progress(corpus.batches):
+        texts = Texts(corpus, generator)
+        for sample in corpus.batches:
             forced = sample["target"][:, :prefix] if prefix > 0 else None
             try:
                 best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
@@ -140,20 +125,18 @@ def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
                     "the scores of the search are not finite: use less extreme values of --temperature, --lenpen "
                     "and --unkpen"
                 ) from None
-            for number, hypotheses in zip(sample["id"].tolist(), best, strict=True):
-                found[number] = texts.text(hypotheses[0]["tokens"])
-    return [text for _, text in sorted(gather(found).items())]
+            translations.append([texts.text(hypotheses[0]["tokens"]) for hypotheses in best])
+    return corpus.in_order(translations)
 
 
 def references(model: nn.Module, corpus: Corpus) -> list[str]:
     """Return the target side of a corpus as text. Raise ValueError if there is none."""
     with beam_search(model, corpus) as generator:
-        texts = Texts.of(corpus, generator)
-    found = {}
-    for sample in corpus.batches:
-        for number, tokens in zip(sample["id"].tolist(), sample["target"], strict=True):
-            found[number] = texts.text(utils.strip_pad(tokens, corpus.pad), reference=True)
-    return [text for _, text in sorted(gather(found).items())]
+        texts = Texts(corpus, generator)
+    return corpus.in_order(
+        [texts.text(utils.strip_pad(tokens, corpus.pad), reference=True) for tokens in sample["target"]]
+        for sample in corpus.batches
+    )
 
 
 def bleu_metric(corpus: Corpus) -> BLEU:

@@ -26,8 +26,8 @@ def join_workers(args: Namespace) -> None:
     """
     if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         args.distributed_init_method = "env://"
-        args.distributed_rank, args.distributed_world_size = _number("RANK"), _number("WORLD_SIZE")
-        args.device_id = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else args.distributed_rank
+        args.distributed_rank, args.distributed_world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        args.device_id = int(os.environ.get("LOCAL_RANK", args.distributed_rank))
     # fairseq's default is the number of visible GPUs; this command takes one of them, unless it is told more.
     by_default = not args.distributed_init_method and args.distributed_world_size == torch.cuda.device_count()
     if args.distributed_world_size <= 1 or by_default:
@@ -49,16 +49,6 @@ def join_workers(args: Namespace) -> None:
         _start(args, args.distributed_backend if on_gpu else "gloo")
 
 
-def _number(name: str) -> int:
-    """Return an environment variable as a number."""
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        raise ValueError(
-            f"the environment variable {name} is {os.environ[name]!r}: it must be a number, or {name} must not be set"
-        ) from None
-
-
 def _start(args: Namespace, backend: str) -> None:
     try:
         with _waiting(args):
@@ -78,12 +68,12 @@ def _start(args: Namespace, backend: str) -> None:
 @contextmanager
 def _waiting(args: Namespace) -> Iterator[None]:
     """Within the context, print what this worker waits for, after `PATIENCE` seconds."""
-    address, cure = args.distributed_init_method, "leave out --distributed-world-size"
+    address, hint = args.distributed_init_method, "leave out --distributed-world-size"
     if address == "env://":
-        address, cure = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ), "unset WORLD_SIZE (env -u WORLD_SIZE ...)"
+        address, hint = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ), "unset WORLD_SIZE (env -u WORLD_SIZE ...)"
     text = (
         f"worker {args.distributed_rank} waits at {address} for the others of {args.distributed_world_size} workers: "
-        f"start them, or {cure} to run one alone"
+        f"start them, or {hint} to run one alone"
     )
     timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True

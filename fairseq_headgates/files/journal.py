@@ -54,19 +54,16 @@ class ResumeJournal:
         """Return the stored result of `key`, or call `compute` and store its result."""
         if key not in self.results:
             self.results[key] = compute()
-            if self.path and self.writes:
-                self._append(self.path, json.dumps([key, self.results[key]]) + "\n")
+            try:
+                if self.path and self.writes:
+                    with self.path.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps([key, self.results[key]]) + "\n")
+            except OSError as error:
+                raise ValueError(
+                    f"cannot add a result to {self.path} ({error.strerror}): free disk space, then run the same "
+                    "command again, which resumes from there"
+                ) from None
         return self.results[key]
-
-    def _append(self, path: Path, line: str) -> None:
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            raise ValueError(
-                f"cannot add a result to {path} ({error.strerror}): free disk space, then run the same "
-                "command again, which resumes from there"
-            ) from None
 
     def discard(self) -> None:
         """Remove the file, at the end of the work."""

@@ -25,7 +25,7 @@ OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UT
 }
 
 
-def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> str:
+def read_text(path: str, what: str, hint: str, largest: int = LARGEST_TEXT) -> str:
     """Read the text of a regular file, gzip-compressed if its name ends in .gz; see `decode`.
 
     A pipe or a device is not opened: it could block, or never end.
@@ -47,7 +47,7 @@ def read_text(path: str, what: str, cure: str, largest: int = LARGEST_TEXT) -> s
             raise ValueError(f"it has more than {largest:,} bytes when decompressed")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {cure}") from None
+        raise ValueError(f"cannot read {what} {shown(path)} ({reason}): {hint}") from None
     return decode(data, f"{what} {shown(path)}")
 
 

@@ -4,8 +4,7 @@ from fairseq_headgates.gates.distribution import OPEN, HardConcrete, parse_stret
 from fairseq_headgates.gates.layer import HeadGates, check_lr_scale
 from fairseq_headgates.gates.method import GateMethod
 from fairseq_headgates.gates.methods import METHODS, L0Gates, LagrangianGates, SubsetGates, TargetGates
-from fairseq_headgates.gates.penalty import L0_REDUCTIONS, gates_penalty
-from fairseq_headgates.gates.schedule import L0Schedule, parse_weights
+from fairseq_headgates.gates.schedule import L0_REDUCTIONS, L0Schedule, parse_weights
 from fairseq_headgates.gates.target import Target, parse_target
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "Target",
     "TargetGates",
     "check_lr_scale",
-    "gates_penalty",
     "parse_stretch",
     "parse_target",
     "parse_weights",

@@ -7,8 +7,8 @@ optimiser, by torch's hooks, the gates are a group of their own, without weight 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 _exclusions: weakref.WeakSet[DecayExclusion] = weakref.WeakSet()
-_to_undo: dict[int, list[Callable[[], Any]]] = {}  # by the id of the optimiser that makes a step
+_to_undo: dict[int, ExitStack] = {}  # by the id of the optimiser that makes a step
 
 
 class DecayExclusion:
@@ -46,18 +46,28 @@ class DecayExclusion:
         """Whether an optimiser has weight decay, and no optimiser holds the parameters."""
         return bool(self.excluded) and self.missed and not self.applied
 
-    def begin(self, optimizer: Optimizer, held: list[Tensor]) -> list[Callable[[], Any]]:
-        """Exclude the parameters from a step of `optimizer`, which has the parameters `held`. Return what ends this."""
+    def begin(self, optimizer: Optimizer, held: list[Tensor], undo: ExitStack) -> None:
+        """Exclude the parameters from steps of `optimizer`, which has parameters `held`, until `undo` is closed."""
         trained: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         parts = self._copies(held, trained) if _are_copies(held, trained) else []
         decays = any(group.get("weight_decay") for group in optimizer.param_groups)
         if not parts and not any(id(parameter) in self.excluded for parameter in held):
             self.missed |= decays
-            return []
+            return
         self.applied = True
         if not decays:
-            return []
-        return [*map(_hold_at_0, parts), *self._split(optimizer)]
+            return
+        for part in parts:
+            undo.callback(part.add_, part.clone())
+            part.zero_()
+        for group in list(optimizer.param_groups):
+            whole = group["params"]
+            excluded = [parameter for parameter in whole if id(parameter) in self.excluded]
+            if excluded and group.get("weight_decay"):
+                group["params"] = [parameter for parameter in whole if id(parameter) not in self.excluded]
+                optimizer.param_groups.append({**group, "params": excluded, "weight_decay": 0.0})
+                undo.callback(group.update, params=whole)
+                undo.callback(optimizer.param_groups.pop)
 
     def _copies(self, held: list[Tensor], trained: list[Tensor]) -> list[Tensor]:
         """Exclude single-precision copies, too, which are in the order of the parameters.
@@ -73,43 +83,23 @@ class DecayExclusion:
         pieces = held[0].detach().split(sizes)
         return [piece for piece, parameter in zip(pieces, trained, strict=True) if id(parameter) in self.excluded]
 
-    def _split(self, optimizer: Optimizer) -> Iterable[Callable[[], Any]]:
-        for group in list(optimizer.param_groups):
-            whole = group["params"]
-            excluded = [parameter for parameter in whole if id(parameter) in self.excluded]
-            if excluded and group.get("weight_decay"):
-                group["params"] = [parameter for parameter in whole if id(parameter) not in self.excluded]
-                optimizer.param_groups.append({**group, "params": excluded, "weight_decay": 0.0})
-                yield partial(_merge, optimizer, group, whole)
-
 
 def _are_copies(held: list[Tensor], trained: list[Tensor]) -> bool:
     return bool(held and trained) and held[0].dtype == torch.float32 != trained[0].dtype
-
-
-def _hold_at_0(part: Tensor) -> Callable[[], Any]:
-    value = part.clone()
-    part.zero_()
-    return partial(part.add_, value)
-
-
-def _merge(optimizer: Optimizer, group: dict[str, Any], whole: list[Tensor]) -> None:
-    group["params"] = whole
-    optimizer.param_groups.pop()
 
 
 @torch.no_grad()
 def _begin(optimizer: Optimizer, *_: Any) -> None:
     _end(optimizer)  # a step that has failed
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    undo = _to_undo[id(optimizer)] = ExitStack()
     for exclusion in list(_exclusions):
-        _to_undo.setdefault(id(optimizer), []).extend(exclusion.begin(optimizer, held))
+        exclusion.begin(optimizer, held, undo)
 
 
 @torch.no_grad()
 def _end(optimizer: Optimizer, *_: Any) -> None:
-    for undo in reversed(_to_undo.pop(id(optimizer), [])):
-        undo()
+    _to_undo.pop(id(optimizer), ExitStack()).close()
 
 
 register_optimizer_step_pre_hook(_begin)

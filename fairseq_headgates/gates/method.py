@@ -22,8 +22,8 @@ MOST_NOISES = 2**16  # reads of gates whose noise is kept, one for each layer an
 class GateMethod(nn.Module):
     """Base of the gating methods, for all gates of a model. A new method is one subclass, listed in `METHODS`.
 
-    Before each forward pass in training the model calls `draw`, which draws the noise of all gates. In evaluation mode
-    each layer takes its part of `evaluate`.
+    Before each forward pass in training the noise of all gates is drawn. In evaluation mode each layer takes its part
+    of `evaluate`.
 
     Args:
         layers: the gates of each attention layer
@@ -143,8 +143,7 @@ class GateMethod(nn.Module):
                 self.fix()
             if model is not None:
                 self._exclude_from_decay(getattr(model, "whole", model))
-            self.draw()
-            self._in_forward = True
+            self._noise, self._shared, self._in_forward = self.new_noise(), None, True
 
     def after_forward(self, *_: Any) -> None:
         """End the forward pass."""
@@ -161,10 +160,6 @@ class GateMethod(nn.Module):
                 "--weight-decay cannot be kept from the gates with this optimiser (sharded or composite mixed "
                 "precision, or parameters in vectors): use --weight-decay 0",
             )
-
-    def draw(self) -> None:
-        """Draw the noise of all gates for one forward pass."""
-        self._noise, self._shared = self.new_noise(), None
 
     def new_noise(self) -> Tensor:
         """Return new noise [N] from the uniform distribution on (0, 1)."""
@@ -183,8 +178,7 @@ class GateMethod(nn.Module):
         if self._in_forward and torch.is_grad_enabled():
             if self._shared is None:
                 assert self._noise is not None
-                gates = self._gates(self._noise)
-                self._shared = dict(zip(self.layers, gates.split(self.sizes), strict=True))
+                self._shared = self.by_layer(self._gates(self._noise))
             return self._shared[layer]
         key = _random_state(layer.theta.device)
         if self._in_forward and self._noise is not None:
@@ -192,7 +186,7 @@ class GateMethod(nn.Module):
             if len(self._noises) > MOST_NOISES:
                 del self._noises[next(iter(self._noises))]
         noise = self._noises.get(key)
-        return self._part(self._gates(self.new_noise() if noise is None else noise), layer)
+        return self.by_layer(self._gates(self.new_noise() if noise is None else noise))[layer]
 
     def _gates(self, noise: Tensor) -> Tensor:
         """Return the training gates [N] for noise [N]; once fixed, the evaluation gates without a gradient."""
@@ -242,7 +236,7 @@ class GateMethod(nn.Module):
 
     def evaluation_gates(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""
-        return self._part(self.evaluate(self.log_alpha()), layer)
+        return self.by_layer(self.evaluate(self.log_alpha()))[layer]
 
     def unfinished(self) -> str:
         """Return a warning if evaluation closes heads whose P(g != 0) is above 0.5, else an empty text."""
@@ -258,19 +252,15 @@ class GateMethod(nn.Module):
 
     def factor(self, layer: HeadGates) -> Tensor:
         """Return the factors [H] on the heads of a layer in evaluation: evaluation gate times output scale."""
-        return self._part(self.scaled(self.evaluate(self.log_alpha())), layer)
+        return self.by_layer(self.scaled(self.evaluate(self.log_alpha())))[layer]
 
     def open_probabilities(self, layer: HeadGates) -> Tensor:
         """Return P(g != 0) of the gates [H] of a layer."""
-        return self._part(self.open_probability(self.log_alpha()), layer)
+        return self.by_layer(self.open_probability(self.log_alpha()))[layer]
 
-    def _part(self, values: Tensor, layer: HeadGates) -> Tensor:
-        first = 0
-        for other, size in zip(self.layers, self.sizes, strict=True):
-            if other is layer:
-                return values[first : first + size]
-            first += size
-        raise ValueError("the layer has no gates of this method")
+    def by_layer(self, values: Tensor) -> dict[HeadGates, Tensor]:
+        """Split values [N] into those of each layer, [H]."""
+        return dict(zip(self.layers, values.split(self.sizes), strict=True))
 
     def set_num_updates(self, num_updates: int) -> None:
         """Note the number of updates before the next one; fairseq calls it."""
@@ -280,7 +270,7 @@ class GateMethod(nn.Module):
         """Fix every gate to 1 if its evaluation gate is above 0, else to 0."""
         with torch.no_grad():
             kept = self.evaluate(self.log_alpha()) > 0
-        for layer, part in zip(self.layers, kept.split(self.sizes), strict=True):
+        for layer, part in self.by_layer(kept).items():
             layer.fixed = part
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fairseq_headgates.gates.target import ALL
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.messages import shown
 
+L0_REDUCTIONS = ("sum", "layer-mean")  # Voita et al. 2019: the paper; its released code
 LARGEST_WEIGHT = 1e9  # times all tokens of an update and all heads, squared by an optimiser, it stays finite
 
 

@@ -2,7 +2,6 @@
 
 from fairseq_headgates.heads.counts import count_of, number_of_heads, parse_count
 from fairseq_headgates.heads.files import (
-    MASK_FORMAT,
     SCORE_FORMAT,
     Mask,
     as_mask,
@@ -29,7 +28,6 @@ from fairseq_headgates.heads.table import (
 
 __all__ = [
     "DATA",
-    "MASK_FORMAT",
     "SCORE_FORMAT",
     "TYPES",
     "AttentionMap",

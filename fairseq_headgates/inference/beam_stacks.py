@@ -14,7 +14,6 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import repeated, sentences_of
 from fairseq_headgates.inference.decoder_step import DecoderStep, encoder_parts, has_step
 from fairseq_headgates.inference.graphs import can_capture
 
@@ -130,9 +129,10 @@ class StepSearch:
 
     def reorder(self, new_order: Tensor) -> bool:
         """Let row i continue row `new_order[i]` of the batch. Return False if that separates those of a sentence."""
-        # On the CPU: on a GPU, a check would take longer and wait as long.
-        sentences = sentences_of(new_order.cpu(), self.beam)
-        if sentences is None or len(sentences.unique()) < len(sentences):
+        of_rows = new_order.cpu() // self.beam  # on a GPU, a check would take longer and wait as long
+        sentences = of_rows[:: self.beam]
+        together = torch.equal(sentences.repeat_interleave(self.beam), of_rows)
+        if not together or len(sentences.unique()) < len(sentences):
             return False
         sources = new_order if self.rows is None else self.rows.index_select(0, new_order)
         if not torch.equal(sentences, torch.arange(len(self.live))):
@@ -156,9 +156,8 @@ def _hypotheses(decoder: Any, rows: int, states: Tensor | None) -> int:
     beam = getattr(decoder, "_beam_size", 1)
     if states is not None and states.size(1) < rows:  # BART does not repeat its states
         return rows // states.size(1)
-    if rows % beam or (states is not None and not repeated(states, beam)):
-        return 1  # an earlier search had another beam
-    return beam
+    repeated = states is None or torch.equal(states[:, ::beam].repeat_interleave(beam, dim=1), states)
+    return beam if rows % beam == 0 and repeated else 1  # an earlier search had another beam
 
 
 # Classes of fairseq whose function these stacks compute.

@@ -26,7 +26,7 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import mask_value, padding_mask, split_heads
+from fairseq_headgates.inference.attention_cache import mask_value, split_heads
 from fairseq_headgates.inference.graphs import Graphs
 from fairseq_headgates.inference.step_buffers import Bucket, StepBuffers, position_table
 
@@ -77,11 +77,10 @@ class DecoderStep(StepBuffers):
             for name, project in ((keys, attention.k_proj), (values, attention.v_proj)):
                 of_heads = split_heads(project(states), attention.num_heads)
                 self.buffers[name][:sentences, :, :source] = of_heads
-        mask = self.buffers["source_mask"][:sentences, :, :, :source]
-        if padding is None:
-            mask.zero_()
-        else:
-            mask.copy_(padding_mask(padding[:: padding.size(0) // sentences].bool(), mask.dtype))
+        mask = self.buffers["source_mask"][:sentences, :, :, :source].zero_()
+        if padding is not None:
+            of_sentences = padding[:: padding.size(0) // sentences].bool()
+            mask.masked_fill_(of_sentences[:, None, None], mask_value(mask.dtype))
 
     def advance(self, position: int) -> None:
         """Make room for the entries of a position: remove those from which no hypothesis descends, or double the room.
@@ -92,7 +91,8 @@ class DecoderStep(StepBuffers):
         self.position.fill_(position)
         if self.used is None:
             if beam * position == room:
-                self.lengthen()
+                content = {name: buffer.clone() for name, buffer in self.buffers.items()}
+                self.use(self.bucket._replace(positions=2 * self.bucket.positions), content)
             return
         if self.used + beam > room:
             needed = self.mask.eq(0).any(1)
@@ -221,11 +221,7 @@ class StepCache:
 
     def __init__(self, step: DecoderStep, keys: Tensor, values: Tensor):
         self.step, self._keys, self._values = weakref.proxy(step), keys, values
-
-    @property
-    def beam(self) -> int:
-        """Number of hypotheses of a sentence."""
-        return self.step.bucket.beam
+        self.beam = step.bucket.beam
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Append `k` and `v` [B, H, K, D]. Return all keys and values [B, H, N, D] and the mask [B, 1, K, N]."""

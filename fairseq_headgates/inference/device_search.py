@@ -83,7 +83,8 @@ class DeviceSearch(SequenceGenerator):
         if not steps:
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = sample["net_input"]["src_tokens"]
-        longest = self._longest(source.size(1))
+        longest = min(int(self.max_len_a * source.size(1) + self.max_len_b), self.max_len - 1)  # tokens before </s>
+        assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # as fairseq
         try:
             self._begin(steps, sample["net_input"], self.eos if bos_token is None else bos_token)
             history = self._search(steps, len(source), longest)
@@ -112,12 +113,6 @@ class DeviceSearch(SequenceGenerator):
         steps = [decoder.free_step() if isinstance(decoder, BeamDecoder) else None for decoder in decoders]
         found = [step for step in steps if step is not None]
         return found if len(found) == len(steps) and len({step.exact for step in found}) == 1 else []
-
-    def _longest(self, source: int) -> int:
-        """Return the greatest number of tokens before </s>."""
-        longest = min(int(self.max_len_a * source + self.max_len_b), self.max_len - 1)
-        assert self.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"  # as fairseq
-        return longest
 
     def _begin(self, steps: list[DecoderStep], net_input: dict[str, Any], first: int) -> None:
         """Encode the sentences, and set the steps of all models to the token `first` at the first position."""

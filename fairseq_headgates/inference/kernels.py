@@ -23,19 +23,19 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Pack a weight [N, K] in single precision."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight)
+class Float32Weight:
+    """A packed weight [N, K] in single precision."""
 
+    def __init__(self, weight: Tensor):
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
-def unpack(packed: Tensor) -> Tensor:
-    """Return the weight that was packed."""
-    return packed.to_dense()
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + bias: [..., K] -> [..., N]."""
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
 
-
-def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Return F.linear(x, weight, bias) for a packed weight."""
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    def to_dense(self) -> Tensor:
+        """Return the weight."""
+        return self._packed.to_dense()
 
 
 @lru_cache(1)

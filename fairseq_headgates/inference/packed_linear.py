@@ -14,7 +14,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.int8 import Int8Weight
+from fairseq_headgates.inference.kernels import Float32Weight
 
 logger = logging.getLogger(__name__)
 
@@ -30,31 +31,6 @@ DTYPES = ("float32", "int8")  # of weights in inference
 # Elements of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows, time relative to F.linear:
 # 128 x 512: up to 2; 512 x 512 and larger: 0.3 to 1.15; in int8, 128 x 512: 0.4 to 4, 512 x 512: 0.4 to 1.3.
 WORTH_PACKING = 256 * 512
-
-
-class PackedWeight(Protocol):
-    """A packed weight [N, K]."""
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x W^T + bias: [..., K] -> [..., N]."""
-
-    def to_dense(self) -> Tensor:
-        """Return the weight."""
-
-
-class Float32Weight:
-    """A packed weight in single precision."""
-
-    def __init__(self, weight: Tensor):
-        self._packed = kernels.pack(weight)
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """[..., K] -> [..., N]."""
-        return kernels.packed_linear(x, self._packed, bias)
-
-    def to_dense(self) -> Tensor:
-        """Return the weight."""
-        return kernels.unpack(self._packed)
 
 
 class ParameterCache:
@@ -125,7 +101,7 @@ class InferenceLinear:
     def __init__(self, layers: Sequence[nn.Linear], dtype: str = "float32", nonnegative: bool = False):
         self.layers, self.dtype, self.nonnegative = tuple(layers), dtype, nonnegative
         self._weights = ParameterCache()  # of the joined weight, None if it was released, and the joined bias
-        self._packed: PackedWeight | None = None
+        self._packed: Float32Weight | Int8Weight | None = None
 
     def __getstate__(self) -> dict:
         # torch cannot copy packed weights; they are packed again

@@ -109,11 +109,6 @@ class StepBuffers:
         values = {name: buffer.index_select(0, kept) for name, buffer in self.buffers.items()}
         self.use(self.bucket._replace(sentences=number), values)
 
-    def lengthen(self) -> None:
-        """Move to a bucket with twice the positions."""
-        content = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        self.use(self.bucket._replace(positions=2 * self.bucket.positions), content)
-
     def of_target(self) -> Iterator[tuple[str, str, Any]]:
         """Yield the names of the buffers of keys and of values, and the module, of every self-attention with heads."""
         for i, layer in enumerate(self.decoder.layers.children()):

@@ -13,11 +13,10 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.sites import gate_method, gated_sites, open_probabilities, to_table
+from fairseq_headgates.attention.modules import gate_method, gated_modules, open_probabilities, to_table
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.report.figures import heat_map
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +76,8 @@ class GateMonitor:
         self._stop_if_stable(model)
         self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
+            from fairseq_headgates.report.figures import heat_map
+
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
             self._writer.add_figure("gates/closed", heat_map(_closed(model)), updates_of(model) + 1)
             self._writer.flush()
@@ -170,12 +171,12 @@ def check_schedule(model: nn.Module, configuration: Any, updates: int) -> None:
         configuration: all options of fairseq's training
         updates: length of the training
     """
-    sites, schedule = gated_sites(model), getattr(configuration, "lr_scheduler", None)
-    if not sites or schedule is None or schedule._name in OTHER_RATES:
+    modules, schedule = gated_modules(model), getattr(configuration, "lr_scheduler", None)
+    if not modules or schedule is None or schedule._name in OTHER_RATES:
         return
     if isinstance(gate_method(model), SubsetGates):  # it ranks gates, and none has to close
         return
-    gate, rates = sites[0].attention.gate, configuration.optimization.lr
+    gate, rates = modules[0].attention.gate, configuration.optimization.lr
     distance = float(gate.log_alpha().detach().max()) - gate.distribution.closes_at
     peak = max(*(rates if isinstance(rates, Sequence) else [rates]), getattr(schedule, "max_lr", None) or 0)
     warmup = getattr(schedule, "warmup_updates", None) or 0

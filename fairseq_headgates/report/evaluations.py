@@ -33,12 +33,7 @@ def _cells(evaluation: Mapping[str, Any]) -> dict[str, str]:
 
 
 def translation_table(evaluations: Mapping[str, Mapping[str, Any]], sentences: int) -> str:
-    """Format the translations of the first sentences, with their references; "" for classifiers.
-
-    Args:
-        evaluations: evaluations of the same data by name, each the JSON object of a file of `headgates evaluate`
-        sentences: how many sentences are shown
-    """
+    """Format the translations of the first sentences, with their references; "" for classifiers."""
     first = next(iter(evaluations.values()))
     references = first.get("references") or []
     if not all(isinstance(reference, str) for reference in references[:sentences]):

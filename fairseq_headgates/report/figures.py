@@ -31,11 +31,8 @@ def heat_map(table: HeadTable) -> Figure:
 def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = None) -> Figure:
     """Plot heat maps of several tables below each other.
 
-    Cells are rectangles, which are sharp at any size. They show their values, except in very large tables.
-
-    Args:
-        tables: tables of scores or gates
-        limits: the range of the colours (default: from the lowest to the highest value of each table)
+    Cells are rectangles, which are sharp at any size. They show their values, except in very large tables. The colours
+    are from the lowest to the highest value of each table if there are no `limits`.
     """
     from matplotlib.figure import Figure
 

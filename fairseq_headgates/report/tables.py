@@ -206,12 +206,6 @@ def open_counts(gate: HeadTable) -> dict[str, tuple[int, int]]:
     return {**counts, "total": (sum(c[0] for c in counts.values()), sum(c[1] for c in counts.values()))}
 
 
-def results_table(runs: Mapping[str, Mapping[str, str]]) -> str:
-    """Format runs by name, each a row of named cells; the columns are those of the first run."""
-    columns = list(next(iter(runs.values())))
-    return text_table(["model", *columns], [[name, *(cells[c] for c in columns)] for name, cells in runs.items()])
-
-
 def percent(share: float) -> str:
     """Format a share as a percentage."""
     return f"{100 * share:.1f}%"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +29,7 @@ FORMS: dict[tuple[str, ...], tuple[type, ...]] = {
 }
 
 
-def load_checkpoint(path: str, trust: bool = False, cure: str = TRUST) -> dict[str, Any]:
+def load_checkpoint(path: str, trust: bool = False, hint: str = TRUST) -> dict[str, Any]:
     """Load a fairseq checkpoint on the CPU; see `load_file` for what it may hold.
 
     Args:
@@ -40,9 +40,8 @@ def load_checkpoint(path: str, trust: bool = False, cure: str = TRUST) -> dict[s
     Raises:
         ValueError: in one line that names the file, if it is not a fairseq checkpoint or not safe
     """
-    state = load_file(path, trust, cure)
-    reason = next(_faults(state), None)
-    if reason:
+    state = load_file(path, trust, hint)
+    if reason := _fault(state):
         raise ValueError(f"{path!r} is not a fairseq checkpoint: {reason}")
     try:
         for options in (state.get("args"), state.get("cfg")):
@@ -52,34 +51,32 @@ def load_checkpoint(path: str, trust: bool = False, cure: str = TRUST) -> dict[s
     return state
 
 
-def _faults(state: Any) -> Iterator[str]:
-    """Yield every difference from the form in which fairseq writes checkpoints."""
+def _fault(state: Any) -> str | None:
+    """Return the first difference from the form in which fairseq writes checkpoints, None without any."""
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        yield "it holds no model"
-        return
+        return "it holds no model"
     for name, weight in state["model"].items():
         if not isinstance(name, str) or not isinstance(weight, Tensor):
-            yield f"{shown(name)} in its model is not a named tensor"
+            return f"{shown(name)} in its model is not a named tensor"
     for place, kinds in FORMS.items():
         value: Any = state
         for key in place:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, (*kinds, type(None))):
             allowed = " or ".join(kind.__name__ for kind in kinds)
-            yield f"its {'.'.join(place)} is of type {type(value).__name__}, not {allowed}"
-            return
+            return f"its {'.'.join(place)} is of type {type(value).__name__}, not {allowed}"
     if not all(isinstance(entry, dict) for entry in state.get("optimizer_history") or []):
-        yield "its optimizer_history is not a list of dictionaries"
+        return "its optimizer_history is not a list of dictionaries"
     options = state.get("args") or (state.get("cfg") or {}).get("model")
     if options is None:
-        yield "it holds no options of the model, in args or cfg.model"
-        return
+        return "it holds no options of the model, in args or cfg.model"
     named = vars(options) if isinstance(options, argparse.Namespace) else options
     if not all(isinstance(name, str) for name in named):
-        yield "its option names are not text"
+        return "its option names are not text"
     for name in ("arch", "_name"):
         if not isinstance(named.get(name), (str, type(None))):
-            yield f"its option {name} is {shown(named[name])}, not a name"
+            return f"its option {name} is {shown(named[name])}, not a name"
+    return None
 
 
 def model_args(state: Mapping[str, Any]) -> argparse.Namespace:

@@ -42,7 +42,7 @@ CHANGES = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"}  # instructions 
 TRUST = "pass --trust only if you made the file yourself"
 
 
-def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRUST) -> Any:
+def load_file(path: str | os.PathLike[str], trust: bool = False, hint: str = TRUST) -> Any:
     """Load the content of a file of `torch.save` on the CPU.
 
     Args:
@@ -57,7 +57,7 @@ def load_file(path: str | os.PathLike[str], trust: bool = False, cure: str = TRU
     try:
         size = _size_of_regular_file(path)
         if not trust:
-            _check_names(path, size, cure)
+            _check_names(path, size, hint)
             allow_stored_objects()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a damaged file can make torch warn
@@ -83,7 +83,7 @@ def _size_of_regular_file(path: str | os.PathLike[str]) -> int:
     return status.st_size
 
 
-def _check_names(path: str | os.PathLike[str], size: int, cure: str) -> None:
+def _check_names(path: str | os.PathLike[str], size: int, hint: str) -> None:
     """Raise Refused if the file names anything but tensors and `STORED`, or unpacks to more than its size."""
     with open(path, "rb") as file:
         is_zip = file.read(len(ZIP)) == ZIP  # how torch decides; zipfile would also look at the end
@@ -92,7 +92,7 @@ def _check_names(path: str | os.PathLike[str], size: int, cure: str) -> None:
             if name not in TENSORS and name not in IN_FILES and not STORAGE_OR_TYPE.fullmatch(name):
                 raise Refused(
                     f"is not loaded: it holds {name.removeprefix('builtins.')}, which is neither a weight nor a plain "
-                    f"option and could run code; {cure}"
+                    f"option and could run code; {hint}"
                 )
 
 

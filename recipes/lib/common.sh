@@ -199,7 +199,9 @@ show_into() {
 
 # last_table OUTPUT COMMAND...: write and print the table at the end of a recipe.
 last_table() {
-  dry || { rm -f "$1"; echo; }
+  printed "${@:2}" && return
+  rm -f "$1"
+  echo
   show_into "$@"
 }
 

@@ -9,16 +9,17 @@ from support.sentences import EOS, MASK, ODD, TASK, alone, loss_of, make_gates, 
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
 from fairseq_headgates.analysis import importance
-from fairseq_headgates.analysis.importance import METHODS, Options, score
+from fairseq_headgates.analysis.importance import score
+from fairseq_headgates.analysis.options import SCORES, ScoreOptions
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.heads import TYPES
 
 DATA_METHODS = ["confidence", "gradient", "relevance", "ablation"]
 
 
 def scores(model, method, batches=None, **options):
-    return score(model, TASK, batches or [sample(sentences())], method, Options(**options))
+    return score(model, TASK, batches or [sample(sentences())], method, ScoreOptions(**options))
 
 
 def assert_close(table, expected, tolerance=1e-9):
@@ -50,8 +51,10 @@ def naive_confidence(model):
         for attention_type, layers in seen.items():
             queries, keys = tokens[attention_type]
             for layer, attention in layers.items():
-                site = next(s for s in head_sites(model) if (s.attention_type, s.layer) == (attention_type, layer))
-                for i, head in enumerate(site.attention.kept):
+                module = next(
+                    s for s in attention_modules(model) if (s.attention_type, s.layer) == (attention_type, layer)
+                )
+                for i, head in enumerate(module.attention.kept):
                     for t, query in enumerate(queries):
                         if query == EOS:
                             continue
@@ -67,16 +70,16 @@ def naive_gradient(model, per_token, step=1e-5):
     All changes of one layer are made in one batch, whose rows are copies of the sentence.
     """
     found = zeros()
-    for site in head_sites(model):
+    for module in attention_modules(model):
         tokens = 0
         for pair in sentences():
-            length = len(pair[0] if site.attention_type == "enc-self" else pair[1])
+            length = len(pair[0] if module.attention_type == "enc-self" else pair[1])
             tokens += length
             places = range(length) if per_token else [slice(None)]
-            changes = list(itertools.product(enumerate(site.attention.kept), places, (1, -1)))
+            changes = list(itertools.product(enumerate(module.attention.kept), places, (1, -1)))
 
-            def change(seen, _, context, site=site, changes=changes):
-                if seen.name != site.name:
+            def change(seen, _, context, module=module, changes=changes):
+                if seen.name != module.name:
                     return None
                 factor = torch.ones_like(context)
                 for row, ((i, _), t, sign) in enumerate(changes):
@@ -86,11 +89,11 @@ def naive_gradient(model, per_token, step=1e-5):
             with torch.no_grad(), hooked(model, change):
                 losses = losses_of_copies(model, pair, len(changes))
             for row, ((_, head), *_) in enumerate(changes[::2]):
-                found[site.attention_type][site.layer][head] += abs(losses[2 * row] - losses[2 * row + 1]).item() / (
-                    2 * step
-                )
-        for head in site.attention.kept:
-            found[site.attention_type][site.layer][head] /= tokens if per_token else len(sentences())
+                found[module.attention_type][module.layer][head] += abs(
+                    losses[2 * row] - losses[2 * row + 1]
+                ).item() / (2 * step)
+        for head in module.attention.kept:
+            found[module.attention_type][module.layer][head] /= tokens if per_token else len(sentences())
     return found
 
 
@@ -104,18 +107,18 @@ def losses_of_copies(model, pair, number):
 def difference_quotients(model, step=1e-6):
     """The gradient score of two sentences by finite differences of the loss, with `head_mask` as the gates."""
     found, pairs = {}, sentences()[:2]
-    for site in head_sites(model):
-        row = found.setdefault(site.attention_type, [])
+    for module in attention_modules(model):
+        row = found.setdefault(module.attention_type, [])
         row.append([0.0] * 4)
         for head in range(4):
             for pair in pairs:
                 losses = []
                 for sign in (1, -1):
-                    site.attention.head_mask = torch.ones(4).double()
-                    site.attention.head_mask[head] += sign * step
+                    module.attention.head_mask = torch.ones(4).double()
+                    module.attention.head_mask[head] += sign * step
                     with torch.no_grad():
                         losses.append(log_loss(model, pair))
-                site.attention.head_mask = None
+                module.attention.head_mask = None
                 row[-1][head] += abs(losses[0] - losses[1]) / (2 * step) / len(pairs)
     return found
 
@@ -197,8 +200,8 @@ def test_ablation():
 def test_magnitude_counts_all_weights_of_a_head_and_its_gate():
     model = make_gates(make_model(gate_heads="dec-enc,enc-self,dec-self"))
     expected = zeros()
-    for site in head_sites(model):
-        a = site.attention
+    for module in attention_modules(model):
+        a = module.attention
         gates = a.head_scale()
         for head in range(4):
             part = range(head * 8, head * 8 + 8)
@@ -206,7 +209,7 @@ def test_magnitude_counts_all_weights_of_a_head_and_its_gate():
                 p.weight[i, j].item() ** 2 for p in (a.q_proj, a.k_proj, a.v_proj) for i in part for j in range(32)
             )
             total += sum((gates[head] * a.out_proj.weight[j, i]).item() ** 2 for i in part for j in range(32))
-            expected[site.attention_type][site.layer][head] = math.sqrt(total)
+            expected[module.attention_type][module.layer][head] = math.sqrt(total)
     assert_close(scores(model, "magnitude"), expected)
 
 
@@ -266,7 +269,7 @@ def test_a_pruned_model_has_the_scores_of_the_masked_one(method):
         assert_close(expected, kept(expected.values, gone=0.0))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SCORES)
 def test_a_model_without_heads_has_no_scores(method):
     none = HeadTable({attention_type: [[0] * 4] * 2 for attention_type in TYPES})
     table = scores(prune(make_model(), none), method)

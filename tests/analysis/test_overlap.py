@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import pytest
 
-from fairseq_headgates.analysis.overlap import Overlap, overlap
+from fairseq_headgates.analysis.agreement import Overlap, overlap
 from fairseq_headgates.heads import HeadTable
 
 A = HeadTable({"enc-self": [[1, 1, 0], [0, 0, 1]], "dec-enc": [[1, 0, 0, 1]]}, "a")

@@ -8,10 +8,9 @@ from support.language_models import make_lm, make_text
 from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import MASK, OF_DECODER, POST_NORM, Naive, shaken, small, words
 
-from fairseq_headgates import HeadTable, head_sites, masked, prune
-from fairseq_headgates.analysis import relevance
+from fairseq_headgates import HeadTable, attention_modules, masked, prune
+from fairseq_headgates.analysis.relevance import explaining, walk
 from fairseq_headgates.analysis.relevance import rules as rules_room
-from fairseq_headgates.analysis.relevance import walk
 from fairseq_headgates.analysis.relevance.explaining import head_relevance, token_contributions
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.gates import OPEN
@@ -21,7 +20,7 @@ rules = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 
 
 def explain(model, batch, rule="story-of-heads"):
-    return relevance.explain(model, batch, rule)
+    return explaining.explain(model, batch, rule)
 
 
 # Whole models, against full Jacobians
@@ -30,15 +29,17 @@ def explain(model, batch, rule="story-of-heads"):
 def gated(dtype=torch.double, **options):
     """Gates between 0 and 1, and some that are 0: heads 0 of every other layer, and both of one layer."""
     model = small(make_gated, dtype, gate_heads=",".join(TYPES), **options)
-    for i, site in enumerate(head_sites(model)):
-        values = torch.linspace(-1.5, 1.5, site.attention.num_heads, dtype=dtype) + 0.1 * i
+    for i, module in enumerate(attention_modules(model)):
+        values = torch.linspace(-1.5, 1.5, module.attention.num_heads, dtype=dtype) + 0.1 * i
         values[0] = -OPEN if i % 2 else values[0]
-        site.attention.gate.load_state_dict({"log_alpha": torch.full_like(values, -OPEN) if i == 4 else values})
+        module.attention.gate.load_state_dict({"log_alpha": torch.full_like(values, -OPEN) if i == 4 else values})
     return model
 
 
 def factors_of(model):
-    scales = {(site.attention_type, site.layer): site.attention.head_scale() for site in head_sites(model)}
+    scales = {
+        (module.attention_type, module.layer): module.attention.head_scale() for module in attention_modules(model)
+    }
     return {place: scale for place, scale in scales.items() if scale is not None}
 
 
@@ -74,8 +75,8 @@ def test_a_model_is_explained_as_by_full_jacobians(rule):
 @pytest.mark.parametrize(("rule", "pre_norm"), [("story-of-heads", False), ("epsilon", True)])
 def test_a_language_model_with_gates(rule, pre_norm):
     model = shaken(make_lm(gate_heads="dec-self", decoder_normalize_before=pre_norm, **OF_DECODER))
-    for site, values in zip(head_sites(model), ([-OPEN, 0.7], [0.2, -0.9]), strict=True):
-        site.attention.gate.load_state_dict({"log_alpha": torch.tensor(values, dtype=torch.double)})
+    for module, values in zip(attention_modules(model), ([-OPEN, 0.7], [0.2, -0.9]), strict=True):
+        module.attention.gate.load_state_dict({"log_alpha": torch.tensor(values, dtype=torch.double)})
     found = explain(model, make_text(), rule)
     assert list(found.heads) == ["dec-self"] and found.source.numel() == 0
     assert found.heads["dec-self"][:, :, 0, 0].max() == 0 < found.heads["dec-self"][..., 1].max()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_headgates import observe, prune
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference.beam_stacks import SEARCH
 
@@ -100,7 +100,9 @@ def test_activations_are_inputs_and_outputs_of_linear_layers_and_attention(kept,
     """The inputs of queries, keys and values of self-attention are counted once; embeddings are not counted."""
     seen = []
     layers = [module for module in model.encoder.modules() if isinstance(module, nn.Linear)]
-    repeated = {id(each) for site in head_sites(model) for each in (site.attention.k_proj, site.attention.v_proj)}
+    repeated = {
+        id(each) for module in attention_modules(model) for each in (module.attention.k_proj, module.attention.v_proj)
+    }
 
     def note(module, inputs, output):
         seen.append(output.numel() + (0 if id(module) in repeated else inputs[0].numel()))

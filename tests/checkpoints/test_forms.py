@@ -19,7 +19,7 @@ from support.commands import EVALUATION
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args

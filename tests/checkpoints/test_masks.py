@@ -96,8 +96,9 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
         ({"alive_heads": 7}, None),
         ({"gate_stretch": "wide"}, None),
         ({"encoder_attention_heads": -4}, None),
-        ({}, torch.zeros(5)),
-        ({}, 1),
+        ({}, (0, torch.zeros(5))),
+        ({}, (7, torch.zeros(4))),
+        ({}, (0, 1)),
     ],
 )
 def test_checkpoints_without_a_mask_are_refused_in_one_line(options, gates, tmp_path):
@@ -105,7 +106,8 @@ def test_checkpoints_without_a_mask_are_refused_in_one_line(options, gates, tmp_
     state = small_state(make_gated(gate_heads="enc-self"))
     state["cfg"]["model"] = argparse.Namespace(**{**vars(state["cfg"]["model"]), **options})
     if gates is not None:
-        state["model"]["encoder.layers.0.self_attn.gate.log_alpha"] = gates
+        layer, values = gates
+        state["model"][f"encoder.layers.{layer}.self_attn.gate.log_alpha"] = values
     torch.save(state, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"x.pt' (cannot be taken as a mask|is not a fairseq checkpoint): ") as error:
         read_mask(str(tmp_path / "x.pt"))

@@ -10,7 +10,7 @@ from fairseq.optim.nag import NAG
 from support.checkpoints import OPEN, small_gated, small_state
 from support.models import assert_same, logits, make_batch
 
-from fairseq_headgates import HeadTable, head_sites, prune
+from fairseq_headgates import HeadTable, attention_modules, prune
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
@@ -120,6 +120,7 @@ def refused_states():
     return model, {
         "two groups": {**adam, "param_groups": groups},
         "adafactor": {**adam, "state": dict.fromkeys(range(trained), factored)},
+        "other parameters": {**adam, "param_groups": [{**adam["param_groups"][0], "params": list(range(trained - 1))}]},
         "another shape": {**adam, "state": {**adam["state"], 3: {"exp_avg": torch.zeros(2, 2)}}},
         "a vector of another length": {"state": {0: flat}, "param_groups": [{"params": [0]}]},
         "several optimisers": {"0": adam, "1": adam},
@@ -159,8 +160,8 @@ def test_unknown_optimizer_state_is_pruned_if_no_gate_is_folded():
     assert prune_checkpoint(state, HeadTable(OPEN), notice=notices.append)["last_optimizer_state"] is None
     assert "hessian of" in notices[0] and "folded gate" in notices[0]
     with torch.no_grad():
-        for site in head_sites(model):
-            site.attention.gate.theta.copy_(site.attention.gate.theta.sign() * 0.06)  # closed or open
+        for module in attention_modules(model):
+            module.attention.gate.theta.copy_(module.attention.gate.theta.sign() * 0.06)  # closed or open
     state = {**state, "model": model.state_dict()}
     smaller = prune_checkpoint(state, HeadTable(OPEN), notice=pytest.fail)
     kept = dict(enumerate(build_model(smaller).parameters()))
@@ -192,8 +193,8 @@ def test_pruned_state_of_other_optimizers_equals_that_of_the_pruned_model(optimi
     model = small_gated(freeze_params=freeze)
     if not folded:
         with torch.no_grad():
-            for site in head_sites(model):
-                site.attention.gate.theta.copy_(site.attention.gate.theta.sign() * 0.06)
+            for module in attention_modules(model):
+                module.attention.gate.theta.copy_(module.attention.gate.theta.sign() * 0.06)
     state = small_state(model, accumulate(model, optimizer))
     pruned = prune(model, HeadTable(OPEN))
     expected = accumulate(pruned, optimizer).state_dict()["state"]

@@ -15,10 +15,17 @@ from support.commands import TYPES, USER_DIR, run_program
 from support.training import assert_one_line_error
 
 from fairseq_headgates import gate_values
+from fairseq_headgates.plugin.options.declared import DEFAULTS
 
 
 def test_path_prints_the_user_dir(tmp_path):
     assert Path(run_program(tmp_path, "headgates", "path").out.rstrip("\n")) == USER_DIR.resolve()
+
+
+def test_options_has_those_of_the_model_and_the_criterion(run):
+    text = run("headgates", "options").out
+    assert all(f"  --{name.replace('_', '-')}" in text for name in (*DEFAULTS, "l0_weight", "l0_warmup_updates"))
+    assert "--encoder-layers" not in text and "--label-smoothing" not in text  # fairseq's
 
 
 def test_show_prints_a_table_of_every_type(gated_checkpoint, run):

@@ -105,13 +105,6 @@ def test_a_full_standard_output_is_reported_in_one_line(on_toy, headgates, tmp_p
         assert "cannot write to standard output (No space left on device)" in one_line(run())
 
 
-def test_a_rank_that_is_not_a_number_is_refused(monkeypatch):
-    for name, value in {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="the environment variable RANK is 'x': it must be a number"):
-        join_workers(Namespace(distributed_world_size=1))
-
-
 def test_a_worker_that_waits_says_for_what(monkeypatch):
     """For example with the variables of a cluster left in the environment."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():

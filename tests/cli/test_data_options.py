@@ -20,6 +20,7 @@ from fairseq_headgates.evaluation import metrics
     ("options", "words"),
     [
         # values of one of our options
+        ("score --method attention", "unknown method 'attention': choose from confidence, gradient, relevance"),
         ("score --method gate,gate", "the method 'gate' is named twice"),
         ("score --method gate --sentences 0", "--sentences is 0: it must be at least 1"),
         ("score --method gate --plot map.xyz", "unknown format 'xyz', choose .png, .pdf or .svg"),
@@ -95,7 +96,7 @@ def test_extreme_but_valid_options_are_accepted(on_toy):
     ("options", "words"),
     [
         (["curve", "--by", "guess"], "argument --by: invalid choice: 'guess' (choose from"),
-        (["curve", "--by", "gate", "--steps", "0,120"], "120 percent of the heads: it must be from 0 to 100"),
+        (["curve", "--by", "gate", "--steps", "0,120"], "'0,120' is not a list of percentages such as 0,10,20"),
         (["score", "--method", "gate", "--sentenc", "3"], "unrecognized arguments: --sentenc 3"),
         (["score", "--method", "gate", "--dataset-impl", "x"], "argument --dataset-impl: invalid choice: 'x'"),
         (["score", "--method", "gate", "--method", "random"], "argument --method: given twice, as 'gate' and 'random'"),

@@ -13,7 +13,7 @@ from support import classifiers, language_models
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, USER_DIR
 
-from fairseq_headgates.evaluation.result_files import read_evaluations
+from fairseq_headgates.evaluation.results import read_evaluations
 from fairseq_headgates.evaluation.speed import speeds
 from fairseq_headgates.evaluation.statistics import mcnemar, paired_bootstrap
 
@@ -229,7 +229,7 @@ def test_speed_is_that_of_the_fastest_round_after_the_first(threads, clock, monk
     ("options", "words"),
     [
         (["--reference", "short.txt"], "--reference has 2 lines, the subset 10 sentences: give a line for each"),
-        (["--hypotheses", "x", "--out", "x"], "--out and --hypotheses name the same file"),
+        (["--hypotheses", "x", "--out", "x"], "--hypotheses and --out name the same file"),
         (["--text", "test"], "'test' is not a subset and a file, such as test=test.txt"),
         (["--text", "test=short.txt"], "--text is for language models: leave it out"),
         (["--speed", "0"], "'0' is not a number of rounds: give 1 or more, or no number"),

@@ -100,7 +100,7 @@ MEASURES = {
     "compress": lambda model: compress(model, TASK, BATCHES * 5, 0.9),
     "masked": inside(partial(masked, mask=HALF)),
     "observe": inside(observe),
-    "hooked": inside(partial(hooked, call=lambda site, weights, context: 2 * context)),
+    "hooked": inside(partial(hooked, call=lambda module, weights, context: 2 * context)),
     "gates and masks": reads,
     "prune": lambda model: removal_plan(model, prune(model, HALF)),
 }

@@ -12,7 +12,6 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_headgates.cli.actions.evaluate import as_text
 from fairseq_headgates.evaluation import statistics
-from fairseq_headgates.evaluation.result_files import read_evaluations
 from fairseq_headgates.evaluation.results import (
     ClassScorer,
     Evaluation,
@@ -20,6 +19,7 @@ from fairseq_headgates.evaluation.results import (
     bleu_of,
     differences,
     pairwise,
+    read_evaluations,
     scorers,
 )
 from fairseq_headgates.files import read_record

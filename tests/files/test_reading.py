@@ -19,10 +19,12 @@ from text import in_blocks
 
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
 LOG = "epoch 001 | loss 3.5 | num_updates 5\nepoch 002 | loss 2.5 | num_updates 9\n"
+RECORD = '{"format": "headgates.gates/1", "update": %d, "closed": {"enc-self": [[0.5, 0.25]]}}\n'
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {  # one of the package, whose files are read in one place, and those of the recipes
     "mask": (MASK, parse_mask),
     "train.log": (LOG, lambda path: read_experiment([path]).trainings[0].series),
+    "gates.jsonl": (RECORD % 0 + RECORD % 9, lambda path: read_experiment([path]).trainings[0].gates),
     "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
     "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
     "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: fetching.read_sums(str(Path(path).parent))),

@@ -11,9 +11,9 @@ from support.commands import TYPES
 from support.gates import LAYER_TYPES, layers
 from support.models import make_batch, make_gated
 
-from fairseq_headgates import gate_values, head_sites, prune
+from fairseq_headgates import attention_modules, gate_values, prune
 from fairseq_headgates.attention.cuts import kept_mask
-from fairseq_headgates.attention.sites import gate_method
+from fairseq_headgates.attention.modules import gate_method
 from fairseq_headgates.gates import (
     L0Gates,
     L0Schedule,
@@ -69,7 +69,7 @@ def test_targets_that_do_not_fit_the_model_are_refused():
 def test_all_gates_are_drawn_once_for_each_forward_pass():
     model = make_gated(gate_heads=TYPES, gate_init="0").train()
     seen = []
-    for attention in (site.attention for site in head_sites(model)):
+    for attention in (module.attention for module in attention_modules(model)):
         attention.register_forward_hook(lambda module, *_: seen.append([module.gate(), module.gate()]))
     for _ in range(2):
         model(**make_batch())
@@ -78,7 +78,7 @@ def test_all_gates_are_drawn_once_for_each_forward_pass():
     first, second = seen[:layers_of_model], seen[layers_of_model:]
     assert len(first) == len(second) == layers_of_model
     assert not any(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
-    gates = head_sites(model)[0].attention.gate
+    gates = attention_modules(model)[0].attention.gate
     assert not torch.equal(gates(), gates())  # outside of a forward pass
 
 
@@ -87,7 +87,7 @@ def test_a_model_is_copied_and_pruned_after_a_forward_pass_in_training():
     model(**make_batch())
     twin = copy.deepcopy(model)
     assert gate_method(twin) is not gate_method(model)
-    assert gate_method(twin).layers[0] is head_sites(twin)[0].attention.gate
+    assert gate_method(twin).layers[0] is attention_modules(twin)[0].attention.gate
     smaller = prune(model)
     assert not hasattr(smaller, "gate_method") and not smaller._forward_pre_hooks
     smaller.train()(**make_batch())

@@ -12,8 +12,8 @@ from fairseq.modules import MultiheadAttention
 from support.reference import DATA, HEADS, LAYERS, assert_close, build, dtypes
 from torch import nn
 
-from fairseq_headgates import HardConcrete, HeadAttention, HeadGates, head_sites, l0_penalty
-from fairseq_headgates.gates import gates_penalty
+from fairseq_headgates import HardConcrete, HeadAttention, HeadGates, attention_modules, l0_penalty
+from fairseq_headgates.gates import L0Gates
 
 GATES = dict(np.load(DATA / "reference_gates.npz"))
 CLIP = 1e-6  # the original clips P(open) to [1e-6, 1 - 1e-6]; we do not
@@ -74,9 +74,10 @@ def test_penalty_and_its_gradient(tag, lr_scale, layers, reduction):
     gates = [HeadGates(len(row), distribution(tag), lr_scale=lr_scale) for row in rows]
     for gate, row in zip(gates, rows, strict=True):
         gate.load_state_dict({"log_alpha": row})
-    penalty = gates_penalty(gates, reduction)
-    penalty.backward()
     divisor = layers if reduction == "layer-mean" else 1
+    method = L0Gates(gates, ["enc-self"] * layers)
+    penalty = method.penalty(method.log_alpha(), torch.tensor(1 / divisor))
+    penalty.backward()
     assert_close(penalty, GATES[f"{tag}/l0_penalty"] / divisor, 1e-6)
     gradient = torch.cat([gate.theta.grad for gate in gates])
     # Where the original clips, its gradient is 0 and ours is not quite: 1e-5 of the largest at most.
@@ -86,9 +87,9 @@ def test_penalty_and_its_gradient(tag, lr_scale, layers, reduction):
 def test_penalty_of_a_model():
     """Eight gates, weighted with 0.25 in the original, as those of two layers of a model."""
     model = build("baseline", gate_heads="dec-enc")
-    sites = [site for site in head_sites(model) if site.attention_type == "dec-enc"]
-    for site, row in zip(sites, GATES["apply/log_a"].reshape(LAYERS, HEADS), strict=True):
-        site.attention.gate.load_state_dict({"log_alpha": torch.tensor(row)})
+    modules = [module for module in attention_modules(model) if module.attention_type == "dec-enc"]
+    for module, row in zip(modules, GATES["apply/log_a"].reshape(LAYERS, HEADS), strict=True):
+        module.attention.gate.load_state_dict({"log_alpha": torch.tensor(row)})
     coefficient = float(GATES["apply/l0_penalty_coef"])
     assert_close(coefficient * l0_penalty(model), GATES["apply/reg"], 1e-6)
     assert_close(coefficient * l0_penalty(model, "layer-mean"), GATES["apply/reg"] / LAYERS, 1e-6)

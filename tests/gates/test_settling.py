@@ -11,8 +11,8 @@ from support.commands import TYPES
 from support.gates import LAYER_TYPES, layers
 from support.models import make_batch, make_gated
 
-from fairseq_headgates import head_sites
-from fairseq_headgates.attention.sites import gate_method
+from fairseq_headgates import attention_modules
+from fairseq_headgates.attention.modules import gate_method
 from fairseq_headgates.compat import configuration
 from fairseq_headgates.gates import (
     HardConcrete,
@@ -92,7 +92,11 @@ def test_layers_outside_of_a_forward_pass_are_recomputed_with_their_own_gates():
         torch.manual_seed(5)
         model.encoder(batch["src_tokens"], batch["src_lengths"])["encoder_out"][0].pow(3).sum().backward()
         found.append(
-            [site.attention.gate.theta.grad for site in head_sites(model) if site.attention_type == "enc-self"]
+            [
+                module.attention.gate.theta.grad
+                for module in attention_modules(model)
+                if module.attention_type == "enc-self"
+            ]
         )
         whole.backward()
     torch.testing.assert_close(found[1], found[0])

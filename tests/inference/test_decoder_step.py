@@ -29,7 +29,7 @@ from support.searching import (
 
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.inference import beam_stacks, graphs, step_buffers
 from fairseq_headgates.inference.beam_stacks import StepSearch
 from fairseq_headgates.inference.device_search import DeviceSearch
@@ -102,6 +102,15 @@ def test_options_of_the_search_and_ensembles(options, way):
     models = [ending(make_gated(seed), bias, seed) for seed, bias in ((1, 1.0), (2, 0.0))]
     expected = search(models, "eager", 4, batch(9), **options)
     assert_same_search(search(models, way[0], 4, batch(9), way[1], **options), expected)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_stale_beam_size_does_not_change_the_output(beam):
+    """fairseq tells the model the size of a beam, but not that there is none any more."""
+    stock, ours = make_stock(), make_gated()
+    ours.load_state_dict(stock.state_dict())
+    search(ours, "eager", 3, batch(5))
+    assert_same_search(search(ours, "eager", beam, batch(5)), search(stock, "", beam, batch(5)))
 
 
 def test_prefixes_and_the_token_at_the_beginning(way):
@@ -208,8 +217,8 @@ def test_entries_of_dropped_hypotheses_are_removed():
 def test_a_recorded_step_and_search_give_the_same(recordings, kind, gates):
     """Nothing in a step depends on Python: neither positions, nor shapes, nor the sentences that have ended."""
     model, options = ending(make_gated(gate_heads=gates), 1.5), {"beam_size": 4, "max_len_b": 70}
-    for site in head_sites(model) if gates else ():
-        site.attention.gate.theta.data[:2] = torch.tensor([-0.1, 0.01])  # one is closed, one between
+    for module in attention_modules(model) if gates else ():
+        module.attention.gate.theta.data[:2] = torch.tensor([-0.1, 0.01])  # one is closed, one between
     model.make_generation_fast_()
     expected = search(model, "eager", 4, batch(20), max_len_b=70)
     generator = kind([model], DICTIONARY, **options)

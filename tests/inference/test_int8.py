@@ -268,6 +268,11 @@ def test_without_the_operators_single_precision_is_used(small, caplog, monkeypat
     torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_operators_are_looked_for(monkeypatch):
+    monkeypatch.setattr(torch.ops, "onednn", object())
+    assert kernels.int8_range.__wrapped__() == 0
+
+
 def test_a_prepared_model_keeps_its_data_type(small):
     model = prepared(make_gated())
     with pytest.raises(ValueError, match="prepared for inference in int8: load it again for float32"):

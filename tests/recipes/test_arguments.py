@@ -26,8 +26,8 @@ def test_a_recipe_finds_its_checkout_through_links_and_with_cdpath(script, progr
 @pytest.mark.parametrize("script", SCRIPTS + BENCHMARKS, ids=lambda script: script.name)
 def test_a_copy_as_sbatch_makes_it_says_what_to_do(script, tmp_path):
     copy = shutil.copy(script, tmp_path / "slurm_script")
-    cure = "sbatch OPTIONS --wrap" if script in BENCHMARKS else "sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS"
-    refused(subprocess.run([copy], capture_output=True, text=True), f"beside this copy (sbatch makes one): {cure}")
+    hint = "sbatch OPTIONS --wrap" if script in BENCHMARKS else "sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS"
+    refused(subprocess.run([copy], capture_output=True, text=True), f"beside this copy (sbatch makes one): {hint}")
 
 
 def test_a_recipe_has_the_settings_of_its_file_under_any_name(tmp_path):

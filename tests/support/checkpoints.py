@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-from fairseq_headgates import head_sites
+from fairseq_headgates import attention_modules
 from support.commands import EVALUATION, TYPES, USER_DIR
 from support.models import make_batch, make_gated
 
@@ -120,8 +120,8 @@ def small_state(model, optimizer=None):
 def small_gated(**options):
     model = make_gated(gate_heads=TYPES, dropout=0.0, **options)
     with torch.no_grad():
-        for site in head_sites(model):
-            site.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[site.attention_type][site.layer]) / 50)
+        for module in attention_modules(model):
+            module.attention.gate.theta.copy_(torch.tensor(LOG_ALPHA[module.attention_type][module.layer]) / 50)
     return model.eval()
 
 

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import strategies as st
 
-from fairseq_headgates import head_sites
+from fairseq_headgates import attention_modules
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from support.models import PAD, make_batch, make_task
@@ -71,11 +71,11 @@ def stirred(model, seed=5):
 
 
 def set_gates(model, log_alpha):
-    for site in head_sites(model):
-        row = torch.tensor(log_alpha[site.attention_type][site.layer])
-        if site.attention.gate is not None:
+    for module in attention_modules(model):
+        row = torch.tensor(log_alpha[module.attention_type][module.layer])
+        if module.attention.gate is not None:
             with torch.no_grad():
-                site.attention.gate.theta.copy_(row / site.attention.gate.lr_scale)
+                module.attention.gate.theta.copy_(row / module.attention.gate.lr_scale)
     return model
 
 
@@ -130,10 +130,10 @@ def stock_twin(model, factors, dtype=torch.float32):
     """fairseq's own transformer with the same weights, and the columns of every head times its factor."""
     twin = TransformerModel.build_model(model.args, make_task()).eval()
     twin.load_state_dict({k: v for k, v in model.state_dict().items() if "gate" not in k}, strict=True)
-    for site in head_sites(twin):
-        size = site.attention.head_dim
-        for head, factor in enumerate(factors[site.attention_type][site.layer]):
-            site.attention.out_proj.weight.data[:, head * size : (head + 1) * size] *= factor
+    for module in attention_modules(twin):
+        size = module.attention.head_dim
+        for head, factor in enumerate(factors[module.attention_type][module.layer]):
+            module.attention.out_proj.weight.data[:, head * size : (head + 1) * size] *= factor
     return twin.to(dtype)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.models import PAD, VOCABULARY, make_gated, make_task
 
@@ -38,8 +38,10 @@ def make_model(**options):
 def make_gates(model):
     """Gates of all kinds: closed, open, between."""
     with torch.no_grad():
-        for i, site in enumerate(head_sites(model)):
-            site.attention.gate.theta.copy_(torch.tensor([-4.0, 0.3, 4.0, -0.5]).roll(i).to(site.attention.gate.theta))
+        for i, module in enumerate(attention_modules(model)):
+            module.attention.gate.theta.copy_(
+                torch.tensor([-4.0, 0.3, 4.0, -0.5]).roll(i).to(module.attention.gate.theta)
+            )
     return model
 
 

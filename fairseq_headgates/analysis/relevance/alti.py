@@ -31,7 +31,7 @@ from fairseq_headgates.analysis.relevance.rules import quotient
 from fairseq_headgates.attention.features import stack_modules
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.attention.hooks import Observed, observe
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.losses import at_least_single
 
 NUMBERS = 2**24  # of vectors, computed at a time
@@ -153,17 +153,17 @@ def _blocks(model: Any) -> Iterator[dict[tuple[str, int], Block]]:
     """Within the context, record the inputs of all attention blocks: {(type, layer): block}."""
     blocks = {}
     with ExitStack() as hooks:
-        for site in head_sites(model):
-            path, _, name = site.name.rpartition(".")
+        for module in attention_modules(model):
+            path, _, attribute = module.name.rpartition(".")
             layer: Any = model.get_submodule(path)
-            norm = getattr(layer, f"{name}_layer_norm")
+            norm = getattr(layer, f"{attribute}_layer_norm")
             inputs: dict[str, Tensor] = {}
-            blocks[site.attention_type, site.layer] = Block(site.attention, norm, layer.normalize_before, inputs)
-            modules = {"norm": norm, **({"query": site.attention.q_proj} if site.attention.num_heads else {})}
-            for part, module in modules.items():
-                hooks.callback(module.register_forward_pre_hook(partial(_remember, inputs, part)).remove)
-            if site.attention.num_heads:
-                hook = site.attention.v_proj.register_forward_hook(
+            blocks[module.attention_type, module.layer] = Block(module.attention, norm, layer.normalize_before, inputs)
+            parts = {"norm": norm, **({"query": module.attention.q_proj} if module.attention.num_heads else {})}
+            for name, part in parts.items():
+                hooks.callback(part.register_forward_pre_hook(partial(_remember, inputs, name)).remove)
+            if module.attention.num_heads:
+                hook = module.attention.v_proj.register_forward_hook(
                     lambda _, args, out, inputs=inputs: inputs.update(values=out)
                 )
                 hooks.callback(hook.remove)

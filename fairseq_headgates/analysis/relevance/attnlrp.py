@@ -29,7 +29,7 @@ from fairseq_headgates.analysis.relevance.predictions import Predictions, Releva
 from fairseq_headgates.attention.features import stack_modules
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.attention.hooks import observe, replaced_forward
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.losses import at_least_single
 
 SHARES = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.5}  # of the gradient
@@ -43,7 +43,7 @@ def attnlrp(model: Any, predictions: Predictions) -> Relevance:
     relevance = predictions.empty(model, logits)
     heads = [(each, layer, observed.contexts) for each, layers in seen.items() for layer, observed in layers.items()]
     inputs = list(leaves.values())
-    kept = {(site.attention_type, site.layer): list(site.attention.kept) for site in head_sites(model)}
+    kept = {(module.attention_type, module.layer): list(module.attention.kept) for module in attention_modules(model)}
     wide = 4 * sum(layer.numel() for layer in inputs)  # a feed-forward layer has 4 E numbers
     weights = max((each.weights.numel() for layers in seen.values() for each in layers.values()), default=0)
     rows = predictions.real.any(0).nonzero()[:, 0]
@@ -88,15 +88,10 @@ def _leaves(model: Any) -> Iterator[dict[str, Tensor]]:
         leaves[side] = args[0].detach().requires_grad_()
         return leaves[side], *args[1:]
 
-    handles = [
-        stack.layers[0].register_forward_pre_hook(partial(start, side=side))
-        for side, stack in stack_modules(model).items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for side, stack in stack_modules(model).items():
+            hooks.callback(stack.layers[0].register_forward_pre_hook(partial(start, side=side)).remove)
         yield leaves
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -20,13 +20,10 @@ from fairseq_headgates.analysis.relevance.predictions import Predictions, Releva
 from fairseq_headgates.analysis.relevance.rules import RULES, Rule
 from fairseq_headgates.analysis.relevance.walk import propagate
 from fairseq_headgates.attention.features import (
-    encoder_features,
-    is_encoder,
     model_features,
     stack_modules,
-    unsupported,
 )
-from fairseq_headgates.attention.sites import evaluating, use_head_attention
+from fairseq_headgates.attention.modules import evaluating, use_head_attention
 from fairseq_headgates.messages import shown
 
 logger = logging.getLogger(__name__)
@@ -34,11 +31,12 @@ logger = logging.getLogger(__name__)
 TOLERANCE = 0.1  # share of relevance that may be lost without a warning; with the eps of RULES it is about 0.01
 OTHERS: Mapping[str, Callable[[Any, Predictions], Relevance]] = {"attnlrp": attnlrp, "alti": alti}
 
-# Features of a model that relevance can be propagated through; see surgery/features.py.
+# Features of a model that relevance can be propagated through; see attention/features.py.
 SUPPORTED = (
     "gates",
     "fixed-heads",
     "no-encoder",
+    "no-decoder",
     "no-positions",
     "adaptive-input",
     "character-input",
@@ -140,10 +138,11 @@ def _method(method: str | Rule) -> Callable[[Any, Predictions], Relevance]:
 
 def _check(model: Any, method: str | Rule) -> None:
     """Raise ValueError, with every reason, if relevance cannot be propagated through a model."""
-    encoder = is_encoder(model)
-    features = encoder_features(model) if encoder else model_features(model)
-    reasons = unsupported(features, (*SUPPORTED, ALL_ATTENTION) if method in OTHERS else SUPPORTED)
-    if not encoder and not any(name.startswith("class ") and name != ALL_ATTENTION for name in features):
+    features = model_features(model)
+    supported = (*SUPPORTED, ALL_ATTENTION) if method in OTHERS else SUPPORTED
+    reasons = [description for name, description in features.items() if name not in supported]
+    foreign = any(name.startswith("class ") and name != ALL_ATTENTION for name in features)
+    if not foreign and "no-decoder" not in features:
         output = model.decoder.output_projection if model.decoder.adaptive_softmax is None else None
         if output is not None and not isinstance(output, nn.Linear):
             reasons.append(f"an output projection of class {type(output).__name__}")

@@ -7,7 +7,7 @@ L layers, H heads, E size of the features, C number of classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.features import stack_modules
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.messages import shown
 
 
@@ -121,13 +121,9 @@ class Predictions:
         """Return the positions of a sentence without padding: [S'] in the source and [T'] in the target."""
         return tuple((side[row] != self.pad).nonzero()[:, 0] for side in (self.sources, self.targets))  # type: ignore[return-value]
 
-    def output(self, model: Any) -> nn.Linear:
-        """Return the output layer: [E] -> logits."""
-        return model.decoder.output_projection if self.head is None else model.classification_heads[self.head].out_proj
-
     def readout(self, model: Any) -> tuple[Tensor, Tensor | None]:
         """Return weight [B, N, E] and bias [B, N], or None, of the logits, or differences of logits, to explain."""
-        layer = self.output(model)
+        layer = model.decoder.output_projection if self.head is None else model.classification_heads[self.head].out_proj
 
         def rows(of: Tensor) -> Tensor:
             of_predicted = of[self.predicted]
@@ -180,16 +176,14 @@ def recorded(model: Any) -> Iterator[dict[str, list[Tensor]]]:
     """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
     sides = stack_modules(model)
     states: dict[str, list[Tensor]] = {side: [] for side in sides}
-    handles = []
-    for side, seen in states.items():
-        layers = list(sides[side].layers)
-        handles += [x.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0])) for x in layers]
-        handles.append(layers[-1].register_forward_hook(lambda _, args, out, seen=seen: seen.append(_first(out))))
-    try:
+    with ExitStack() as hooks:
+        for side, seen in states.items():
+            layers = list(sides[side].layers)
+            for layer in layers:
+                hooks.callback(layer.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0])).remove)
+            last = layers[-1].register_forward_hook(lambda _, __, y, seen=seen: seen.append(_first(y)))
+            hooks.callback(last.remove)
         yield states
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _first(output: Tensor | tuple) -> Tensor:

@@ -15,8 +15,8 @@ from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tables, score_table
 
 
-def run(options: AblateOptions) -> int:
-    """Run `headgates ablate` and return its exit code."""
+def run(options: AblateOptions) -> None:
+    """Run `headgates ablate`."""
     chooses = options.mode == "all-but-one" and options.metric in ("bleu", "accuracy")
     if options.select_subset is not None and not chooses:
         raise ValueError(
@@ -26,7 +26,7 @@ def run(options: AblateOptions) -> int:
     with session(options) as work:
         path, name = work.only_path(), work.objective.metric(options.metric or "nll")
         loaded = work.load(path)
-        metric = work.metric(name, loaded)  # before long work, so that wrong options fail early
+        metric = work.metric(name, loaded.model, loaded.corpus)  # before long work, so that wrong options fail early
         journal = work.journal(path, options.mode) if metric else None
         nll, losses = ablation_losses(loaded.model, loaded.corpus, options.mode, work.progress("loss"))
         difference = losses.map(lambda loss: loss - nll, f"+bits, {options.mode}")
@@ -51,7 +51,6 @@ def run(options: AblateOptions) -> int:
         work.say(json.dumps(result, allow_nan=False) if options.json else "\n".join([*text, str(loaded.signature)]))
         if journal:
             journal.discard()
-    return 0
 
 
 def _metric(

@@ -3,23 +3,20 @@
 import itertools
 import json
 from dataclasses import asdict
-from typing import Any
 
-from fairseq_headgates.analysis.agreement import common_types
-from fairseq_headgates.analysis.overlap import overlap
+from fairseq_headgates.analysis.agreement import common_types, overlap
 from fairseq_headgates.cli.commands.compare import CompareOptions
-from fairseq_headgates.cli.output import check_outputs, say, without_nan, write
+from fairseq_headgates.cli.output import say, without_nan, write
 from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import matrix, overlap_table
 
 
-def run(options: CompareOptions) -> int:
-    """Run `headgates compare` and return its exit code."""
+def run(options: CompareOptions) -> None:
+    """Run `headgates compare`."""
     if len(options.masks) < 2 or len(set(options.masks)) < len(options.masks):
         raise ValueError(f"MASK is {' '.join(options.masks)}: name at least two masks, each once")
-    check_outputs(options)
     masks = {name: HeadTable(read_mask(name).values, name) for name in options.masks}
     types, pairs = chosen_types(options.types), []
     for a, b in itertools.combinations(masks.values(), 2):
@@ -29,8 +26,11 @@ def run(options: CompareOptions) -> int:
     result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
     if options.out is not None:
         write(options.out, result + "\n", options.force)
-    say(result if options.json else _text(pairs, list(masks)))
-    return 0
+    text = overlap_table(pairs)
+    if len(masks) > 2:
+        last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
+        text = f"{matrix('Jaccard', list(masks), last)}\n\n{text}"
+    say(result if options.json else text)
 
 
 def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
@@ -38,11 +38,3 @@ def _compared(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
     common = common_types(a, b)
     pruned = tuple(each for each in common if any(min(mask.heads(each), default=1) <= 0 for mask in (a, b)))
     return pruned or common
-
-
-def _text(pairs: list[dict[str, Any]], names: list[str]) -> str:
-    text = overlap_table(pairs)
-    if len(names) > 2:
-        last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
-        text = f"{matrix('Jaccard', names, last)}\n\n{text}"
-    return text

@@ -2,23 +2,20 @@
 
 import itertools
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fairseq_headgates.analysis.agreement import agreement, common_types
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.commands.correlate import CorrelateOptions
-from fairseq_headgates.cli.output import check_outputs, say, without_nan, write
+from fairseq_headgates.cli.output import say, without_nan, write
 from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
 from fairseq_headgates.report.tables import agreement_table, matrix
 
 
-def run(options: CorrelateOptions) -> int:
-    """Run `headgates correlate` and return its exit code."""
-    check_outputs(options)
+def run(options: CorrelateOptions) -> None:
+    """Run `headgates correlate`."""
     tables = _tables(options)
     types = chosen_types(options.types)
     pairs = []
@@ -26,21 +23,16 @@ def run(options: CorrelateOptions) -> int:
         _check_mixed(first, a, second, b, options.any)
         common = types or common_types(a, b)
         for group in [common, *([(attention_type,) for attention_type in common] if options.each_type else [])]:
-            found = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, options.top)
-            pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(found)})
+            agreed = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, options.top)
+            pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(agreed)})
     result = json.dumps([without_nan(pair) for pair in pairs])
     if options.out is not None:
         write(options.out, result + "\n", options.force)
-    say(result if options.json else _text(pairs, tables, options.each_type))
-    return 0
-
-
-def _text(pairs: list[dict[str, Any]], tables: Mapping[str, HeadTable], each_type: bool) -> str:
     text = agreement_table(pairs)
-    if len(tables) > 2 and not each_type:
+    if len(tables) > 2 and not options.each_type:
         between = matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})
         text = f"{between}\n\n{text}"
-    return text
+    say(result if options.json else text)
 
 
 def _tables(options: CorrelateOptions) -> dict[str, HeadTable]:
@@ -49,23 +41,19 @@ def _tables(options: CorrelateOptions) -> dict[str, HeadTable]:
     for i, path in enumerate(options.files):
         if any(Path(path).resolve() == Path(other).resolve() for other in options.files[:i]):
             raise ValueError(f"{path} is given twice: name each file once")
-    found = [(path, table) for path in options.files for table in read_scores(path)]
-    chosen = [(path, table) for path, table in found if names is None or table.name in names]
+    stored = [(path, table) for path in options.files for table in read_scores(path)]
+    chosen = [(path, table) for path, table in stored if names is None or table.name in names]
     for name in names or []:
-        if all(table.name != name for _, table in found):
+        if all(table.name != name for _, table in stored):
             raise ValueError(
-                f"no file has scores of {name!r}: they hold {', '.join(sorted({t.name for _, t in found}))}"
+                f"no file has scores of {name!r}: they hold {', '.join(sorted({t.name for _, t in stored}))}"
             )
     if len(chosen) < 2:
         raise ValueError(f"the number of scores is {len(chosen)}: at least two are needed, name more files or methods")
     methods, files = {table.name for _, table in chosen}, {path for path, _ in chosen}
-    named = {}
-    for path, table in chosen:
-        name = table.name if len(files) == 1 else path if len(methods) == 1 else f"{path}:{table.name}"
-        if name in named:
-            raise ValueError(f"{name} is given twice: name each file and method once")
-        named[name] = table
-    return named
+    if len(files) == 1:
+        return {table.name: table for _, table in chosen}
+    return {path if len(methods) == 1 else f"{path}:{table.name}": table for path, table in chosen}
 
 
 def _check_mixed(first: str, a: HeadTable, second: str, b: HeadTable, anything: bool) -> None:
@@ -74,9 +62,9 @@ def _check_mixed(first: str, a: HeadTable, second: str, b: HeadTable, anything: 
     differ = [key for key in origins[0].keys() & origins[1].keys() if origins[0][key] != origins[1][key]]
     if anything or a.name == b.name or not differ:
         return
-    told = ", ".join(f"{key} {origins[0][key]} and {origins[1][key]}" for key in sorted(differ))
+    origin = ", ".join(f"{key} {origins[0][key]} and {origins[1][key]}" for key in sorted(differ))
     raise ValueError(
-        f"{first} and {second} differ in both method ({a.name}, {b.name}) and origin ({told}): compare scores of one "
+        f"{first} and {second} differ in both method ({a.name}, {b.name}) and origin ({origin}): compare scores of one "
         "method, or of one model and the same data, or pass --any"
     )
 

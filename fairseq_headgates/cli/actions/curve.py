@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,6 @@ from fairseq_headgates.analysis.curves import Point, pruning_curve
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.analysis.refit import refit
 from fairseq_headgates.attention.cuts import open_mask
-from fairseq_headgates.attention.sites import head_counts
 from fairseq_headgates.cli.commands.curve import CurveOptions
 from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.parser import chosen_types
@@ -19,21 +19,19 @@ from fairseq_headgates.cli.session import Loaded, Session, session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
 from fairseq_headgates.files.journal import ResumeJournal
-from fairseq_headgates.heads import HeadTable, check_shape, parse_scores
+from fairseq_headgates.heads import HeadTable, parse_scores
 from fairseq_headgates.report.figures import curve_plot
 from fairseq_headgates.report.tables import curve_table
 
 Work = Session[CurveOptions]
 
 
-def run(options: CurveOptions) -> int:
-    """Run `headgates curve` and return its exit code."""
+def run(options: CurveOptions) -> None:
+    """Run `headgates curve`."""
     if options.scores is not None and (options.reestimate or options.score_subset is not None):
         raise ValueError("--reestimate and --score-subset need --by: leave them out with --scores")
     if options.score_method is not None and options.scores is None:
         raise ValueError("--score-method needs --scores FILE: leave it out with --by")
-    if options.refit and options.inference_dtype == "int8":
-        raise ValueError("--refit needs weights in single precision: leave out --inference-dtype int8")
     if options.each_type and options.types is None:
         raise ValueError("--each-type needs --types: leave it out, there is a curve for each type by default")
     with session(options) as work:
@@ -46,7 +44,6 @@ def run(options: CurveOptions) -> int:
         work.say(json.dumps(points) if options.json else "\n".join([curve_table(points), *origins]))
         for journal in journals.values():
             journal.discard()
-    return 0
 
 
 def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any]]:
@@ -54,13 +51,18 @@ def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any
     options = work.options
     name = work.objective.metric(options.metric)
     loaded = work.load(path)
-    metric = work.metric(name, loaded)
+    metric = work.metric(name, loaded.model, loaded.corpus)
     measured = loaded.signature.with_parts(work.search.parts if name == "bleu" else {})
-    scores, rescore = _scores(work, loaded)
     remove = None
     if options.refit:
-        remove, parts = _refitting(work, loaded.model)
-        measured = measured.with_parts(parts)
+        if getattr(loaded.model, "inference_dtype", "") == "int8":
+            raise ValueError(
+                "--refit needs weights in single precision: leave out --inference-dtype int8, or pass float32"
+            )
+        fit = work.corpus(loaded.model, options.refit_subset, options.refit_sentences)
+        remove = partial(refit, loaded.model, task=fit.task, batches=fit.batches, progress=work.progress("refit"))
+        measured = measured.with_parts({"refit": f"{fit.subset}-{fit.sentences}"})
+    scores, rescore = _scores(work, loaded)
     alive = open_mask(loaded.model)
     whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
     points = []
@@ -89,15 +91,6 @@ def _points(work: Work, path: str, journal: ResumeJournal) -> list[dict[str, Any
     return points
 
 
-def _refitting(work: Work, model: nn.Module) -> tuple[Callable[[HeadTable], nn.Module], dict[str, Any]]:
-    """Return the function that removes heads and refits, and the parts of a signature that name its data."""
-    if getattr(model, "inference_dtype", "") == "int8":
-        raise ValueError("--refit needs weights in single precision: add --inference-dtype float32")
-    corpus = work.corpus(model, work.options.refit_subset, work.options.refit_sentences)
-    remove = partial(refit, model, task=corpus.task, batches=corpus.batches, progress=work.progress("refit"))
-    return remove, {"refit": f"{corpus.subset}-{corpus.sentences}"}
-
-
 def _measured(name: str, metric: Metric | None, point: Point, whole: list[Any] | None) -> dict[str, Any]:
     """Return the metric of a point; accuracy with the p-value of its difference from the `whole` model."""
     if name == "ppl":
@@ -113,16 +106,14 @@ def _scores(work: Work, loaded: Loaded) -> tuple[HeadTable, Callable[[nn.Module]
     """Return the scores of the curve, and the function that computes them again or None."""
     options = work.options
     if options.scores is not None:
-        scores = parse_scores(options.scores, options.score_method, "--score-method")
-        check_shape(scores, head_counts(loaded.model), "the score file")
-        return scores, None
+        return parse_scores(options.scores, options.score_method, "--score-method"), None
     method = options.by
     assert method is not None  # one of --by and --scores is required
     if options.score_subset or SCORES[method].needs_data:
         loaded = work.with_subset(loaded, options.score_subset or CHOOSING)
 
     def score(model: nn.Module) -> HeadTable:
-        return work.scores(loaded.with_model(model), method, options)
+        return work.scores(replace(loaded, model=model), method, options)
 
     return score(loaded.model), score if options.reestimate else None
 
@@ -134,14 +125,7 @@ def _curves(options: CurveOptions, scores: HeadTable) -> dict[str, tuple[str, ..
     else:
         alone = chosen_types(options.types, scores.types) if options.each_type else ()
         texts = list(dict.fromkeys([options.types, *alone]))
-    curves = {text: chosen_types(text, scores.types) for text in texts}
-    for types in curves.values():
-        for attention_type in types:
-            if attention_type not in scores.values:
-                raise ValueError(
-                    f"there are no scores of {attention_type}: choose --types from {', '.join(scores.types)}"
-                )
-    return curves
+    return {text: chosen_types(text, scores.types) for text in texts}
 
 
 def tsv(points: Sequence[Mapping[str, Any]]) -> str:

@@ -4,79 +4,68 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairseq_headgates.attention.sites import gate_values, to_table
+from torch import nn
+
+from fairseq_headgates.attention.modules import gate_values, number_of_parameters, to_table
 from fairseq_headgates.cli.commands.evaluate import EvaluateOptions
-from fairseq_headgates.cli.session import Loaded, Session, session
+from fairseq_headgates.cli.session import Session, session
 from fairseq_headgates.cli.signature import short_name
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import occurrences, sentence_losses
 from fairseq_headgates.evaluation.metrics import METRICS
 from fairseq_headgates.evaluation.objectives import NextToken
-from fairseq_headgates.evaluation.results import (
-    Evaluation,
-    Loss,
-    Speed,
-    pairwise,
-)
+from fairseq_headgates.evaluation.results import Evaluation, Loss, Speed, pairwise
 from fairseq_headgates.evaluation.speed import run_once, speeds
 from fairseq_headgates.evaluation.workers import device_of
 from fairseq_headgates.files import lines_of, read_text
+from fairseq_headgates.heads import Signature
 from fairseq_headgates.report.evaluations import difference_table, evaluation_table
 from fairseq_headgates.report.tables import open_counts
 
-Work = Session[EvaluateOptions]
 GIVE_TEXT = "give the text that was binarised, with blanks between words"
 GIVE_REFERENCE = "give a line for each sentence of --gen-subset"
 
 
-def run(options: EvaluateOptions) -> int:
-    """Run `headgates evaluate` and return its exit code."""
+def run(options: EvaluateOptions) -> None:
+    """Run `headgates evaluate`."""
     with session(options) as work:
-        inputs = _Inputs.read(work)
-        found, systems = [], []
-        for path in work.progress("evaluate")(work.paths):
-            evaluation, system = _evaluate(work, path, inputs)
-            found.append(evaluation)
-            systems.append(system)
+        evaluator = _Evaluator(work)
+        evaluations = [evaluator.evaluate(path) for path in work.progress("evaluate")(work.paths)]
         if options.speed:
-            found = _with_speeds(work, found, systems, options.speed)
-        pairs = pairwise(found)  # before files are written, because it can fail
-        objects = [evaluation.as_json() for evaluation in found]
+            unit = {"bleu": "words", "accuracy": "sentences"}.get(evaluator.metric, "tokens")
+            measured = speeds(evaluator.systems, device_of(work.fairseq), options.speed)
+            pairs = zip(evaluations, measured, strict=True)
+            evaluations = [replace(evaluation, speed=Speed(unit, speed)) for evaluation, speed in pairs]
+        differences = pairwise(evaluations)  # before files are written, because it can fail
+        objects = [evaluation.as_json() for evaluation in evaluations]
         content = json.dumps(objects[0] if len(objects) == 1 else objects)
         work.write(options.out, content + "\n")
-        work.say(content if options.json else as_text(found, pairs))
-    return 0
+        work.say(content if options.json else as_text(evaluations, differences))
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What the options name besides the checkpoints.
+class _Evaluator:
+    """Evaluates checkpoints with the options of the command, which are checked first.
 
     Attributes:
         metric: name of the metric, see `evaluation.metrics.metric_of`
         losses: subsets for the loss
         reference: reference translations; None for those of the data
-        words: numbers of lines and of words of the text of a subset
+        words: numbers of lines and of words, ends of lines included, of the text of each subset
+        systems: what is timed with --speed
     """
 
-    metric: str
-    losses: list[str]
-    reference: list[str] | None
-    words: dict[str, tuple[int, int]]
-
-    @classmethod
-    def read(cls, work: Work) -> _Inputs:
-        """Check the options and read the files. Raise ValueError."""
-        options, metric = work.options, work.objective.metric(None)
-        losses = list(dict.fromkeys((options.loss_subset or work.fairseq.gen_subset).split(",")))
-        if "" in losses:
+    def __init__(self, work: Session[EvaluateOptions]):
+        self.work, options = work, work.options
+        self.metric = work.objective.metric(None)
+        self.losses = list(dict.fromkeys((options.loss_subset or work.fairseq.gen_subset).split(",")))
+        if "" in self.losses:
             raise ValueError(f"--loss-subset is {options.loss_subset!r}: give names with commas between them")
         for name, value in (("--reference", options.reference), ("--hypotheses", options.hypotheses)):
-            if value and metric != "bleu":
+            if value and self.metric != "bleu":
                 raise ValueError(f"{name} is for translation, which this --task is not: leave it out")
         if options.hypotheses and len(work.paths) > 1:
             raise ValueError(f"--hypotheses is for one checkpoint, --path names {len(work.paths)}: leave one of both")
@@ -85,90 +74,80 @@ class _Inputs:
         if options.text and not hasattr(work.task, "eval_lm_dataloader"):
             raise ValueError("--text is for language models: leave it out")
         file = options.reference
-        reference = lines_of(read_text(file, "the reference", GIVE_REFERENCE)) if file else None
-        return cls(metric, losses, reference, _words(options.text, losses))
+        self.reference = lines_of(read_text(file, "the reference", GIVE_REFERENCE)) if file else None
+        self.words: dict[str, tuple[int, int]] = {}
+        for subset, file in options.text:
+            if subset not in self.losses:
+                raise ValueError(f"--text {subset}={file}: choose a subset of --loss-subset, {', '.join(self.losses)}")
+            if subset in self.words:
+                raise ValueError(f"--text is given twice for {subset}: give it once")
+            lines = lines_of(read_text(file, "the text", GIVE_TEXT))
+            self.words[subset] = len(lines), sum(len(line.split()) + 1 for line in lines)
+        self.systems: list[Callable[[], int]] = []
 
+    def evaluate(self, path: str) -> Evaluation:
+        """Evaluate a checkpoint."""
+        work, options, subset = self.work, self.work.options, self.work.fairseq.gen_subset
+        model, origin = work.model(path, options.inference_mode)
+        needed = [subset] if self.metric in METRICS or options.speed else []
+        corpora = {name: work.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
+        signature = self._signature(corpora, origin)
+        gate = to_table(gate_values(model), "gate")
+        metric = work.metric(self.metric, model, corpora[subset]) if needed else None
+        self._check_lines(corpora)
+        prepared = metric.prepared(model) if metric else model
+        predictions: Any = metric.predict(prepared) if metric else None
+        if metric and self.reference is not None:
+            metric.use([self.reference[number] for number in corpora[subset].numbers()])
+        if options.hypotheses:
+            lines = dict(zip(corpora[subset].numbers(), predictions or (), strict=True))
+            work.write(options.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
+        if options.speed:
+            self.systems.append(partial(run_once, prepared, corpora[subset], metric))
+        return Evaluation(
+            checkpoint=work.name(path),
+            heads=open_counts(gate),
+            layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.values.items()},
+            parameters=number_of_parameters(model),
+            losses={name: self._loss(model, corpora[name]) for name in self.losses},
+            subset=subset,
+            scores={name: scorer.score(predictions) for name, scorer in metric.scorers.items()} if metric else {},
+            predictions=predictions,
+            references=metric.references if metric else None,
+            speed=None,
+            signature=str(signature),
+        )
 
-def _words(texts: Sequence[tuple[str, str]], losses: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of lines and of words, ends of lines included, of the text of each subset."""
-    found: dict[str, tuple[int, int]] = {}
-    for subset, file in texts:
-        if subset not in losses:
-            raise ValueError(f"--text {subset}={file}: choose a subset of --loss-subset, {', '.join(losses)}")
-        if subset in found:
-            raise ValueError(f"--text is given twice for {subset}: give it once")
-        lines = lines_of(read_text(file, "the text", GIVE_TEXT))
-        found[subset] = len(lines), sum(len(line.split()) + 1 for line in lines)
-    return found
+    def _signature(self, corpora: Mapping[str, Corpus], origin: Mapping[str, Any]) -> Signature:
+        """Return the signature of an evaluation, with all subsets and their numbers of sentences."""
+        sentences = ",".join(str(corpus.sentences) for corpus in corpora.values())
+        signature = self.work.origin(",".join(corpora)).with_parts({"sents": sentences, **origin})
+        if self.metric != "bleu":
+            return signature
+        file = self.work.options.reference
+        return signature.with_parts({**self.work.search.parts, **({"ref": short_name(file)} if file else {})})
 
+    def _check_lines(self, corpora: Mapping[str, Corpus]) -> None:
+        """Raise ValueError unless the reference and the texts have as many lines as the data."""
+        if self.reference is not None:
+            lines, sentences = len(self.reference), corpora[self.work.fairseq.gen_subset].lines
+            if lines != sentences:
+                raise ValueError(
+                    f"--reference has {lines:,} lines, the subset {sentences:,} sentences: {GIVE_REFERENCE}"
+                )
+        for subset, (lines, _) in self.words.items():
+            eos_tokens = occurrences(corpora[subset], corpora[subset].eos)
+            if lines != eos_tokens:
+                raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
 
-def _evaluate(work: Work, path: str, inputs: _Inputs) -> tuple[Evaluation, Callable[[], int] | None]:
-    """Evaluate a checkpoint. Return also what is timed with --speed."""
-    subset = work.fairseq.gen_subset
-    model, origin = work.model(path, work.options.inference_mode)
-    needed = [subset] if inputs.metric in METRICS or work.options.speed else []
-    corpora = {name: work.corpus(model, name) for name in dict.fromkeys([*needed, *inputs.losses])}
-    signature = _signature(work, corpora, inputs.metric == "bleu", origin)
-    gate = to_table(gate_values(model), "gate")
-    metric = work.metric(inputs.metric, Loaded(model, corpora[subset], signature)) if needed else None
-    _check(inputs, corpora, subset)
-    prepared = metric.prepared(model) if metric else model
-    predictions: Any = metric.predict(prepared) if metric else None
-    if metric and inputs.reference is not None:
-        metric.use([inputs.reference[number] for number in corpora[subset].numbers()])
-    if work.options.hypotheses:
-        lines = dict(zip(corpora[subset].numbers(), predictions or (), strict=True))
-        work.write(work.options.hypotheses, "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines)))
-    evaluation = Evaluation(
-        checkpoint=work.name(path),
-        heads=open_counts(gate),
-        layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.values.items()},
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        losses={name: _loss(model, corpora[name], inputs.words.get(name)) for name in inputs.losses},
-        subset=subset,
-        scores={name: scorer.score(predictions) for name, scorer in metric.scorers.items()} if metric else {},
-        predictions=predictions,
-        references=metric.references if metric else None,
-        speed=None,
-        signature=str(signature),
-    )
-    system = partial(run_once, prepared, corpora[subset], metric) if work.options.speed else None
-    return evaluation, system
-
-
-def _signature(work: Work, corpora: Mapping[str, Corpus], translates: bool, origin: Mapping[str, Any]) -> Any:
-    """Return the signature of an evaluation, with all subsets and their numbers of sentences."""
-    sentences = ",".join(str(corpus.sentences) for corpus in corpora.values())
-    found = work.origin(",".join(corpora)).with_parts({"sents": sentences, **origin})
-    reference = {"ref": short_name(work.options.reference)} if work.options.reference else {}
-    return found.with_parts({**work.search.parts, **reference} if translates else {})
-
-
-def _check(inputs: _Inputs, corpora: Mapping[str, Corpus], predicted: str) -> None:
-    """Raise ValueError unless the reference and the texts have as many lines as the data."""
-    if inputs.reference is not None:
-        lines, sentences = len(inputs.reference), corpora[predicted].lines
-        if lines != sentences:
-            raise ValueError(f"--reference has {lines:,} lines, the subset {sentences:,} sentences: {GIVE_REFERENCE}")
-    for subset, (lines, _) in inputs.words.items():
-        eos_tokens = occurrences(corpora[subset], corpora[subset].eos)
-        if lines != eos_tokens:
-            raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
-
-
-def _loss(model: Any, corpus: Corpus, text: tuple[int, int] | None) -> Loss:
-    sentences, counts = sentence_losses(model, corpus)
-    others: dict[str, Any] = {}
-    if isinstance(corpus.objective, NextToken):
-        unknown = occurrences(corpus, corpus.task.target_dictionary.unk())
-        others = {"tokens": sum(counts), "unknown": unknown, "words": text and text[1]}
-    return Loss.of(sentences, counts, corpus.objective.unit.split()[-1], **others)
-
-
-def _with_speeds(work: Work, found: Sequence[Evaluation], systems: Sequence[Any], rounds: int) -> list[Evaluation]:
-    unit = {"bleu": "words", "accuracy": "sentences"}.get(work.objective.metric(None), "tokens")
-    measured = speeds(systems, device_of(work.fairseq), rounds)
-    return [replace(each, speed=Speed(unit, speed)) for each, speed in zip(found, measured, strict=True)]
+    def _loss(self, model: nn.Module, corpus: Corpus) -> Loss:
+        sentences, counts = sentence_losses(model, corpus)
+        others: dict[str, Any] = {}
+        if isinstance(corpus.objective, NextToken):
+            unknown = occurrences(corpus, corpus.task.target_dictionary.unk())
+            _, words = self.words.get(corpus.subset, (0, None))
+            others = {"tokens": sum(counts), "unknown": unknown, "words": words}
+        return Loss.of(sentences, counts, corpus.objective.unit.split()[-1], **others)
 
 
 def as_text(found: Sequence[Evaluation], pairs: Mapping[tuple[int, int], Mapping[str, Any]]) -> str:

@@ -5,19 +5,18 @@ import argparse
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import MODEL_REGISTRY
 
-from fairseq_headgates import extensions
+from fairseq_headgates import load_extensions
 from fairseq_headgates.cli.commands.options import OptionsOptions
 
 
-def run(options: OptionsOptions) -> int:
-    """Run `headgates options` and return its exit code."""
+def run(options: OptionsOptions) -> None:
+    """Run `headgates options`."""
     for title, actions in added_options().items():
         formatter = argparse.HelpFormatter("fairseq-train")
         formatter.start_section(title)
         formatter.add_arguments(actions)
         formatter.end_section()
         print(formatter.format_help())
-    return 0
 
 
 def added_options() -> dict[str, list[argparse.Action]]:
@@ -33,7 +32,7 @@ def added_options() -> dict[str, list[argparse.Action]]:
             CRITERION_REGISTRY[loss],
         ),
     }
-    for plugin in extensions.load("plugin"):
+    for plugin in load_extensions("plugin"):
         pairs |= plugin.OPTIONS
     return {title: _added(ours, stock) for title, (ours, stock) in pairs.items()}
 

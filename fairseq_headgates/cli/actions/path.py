@@ -6,7 +6,6 @@ from fairseq_headgates.cli.commands.path import PathOptions
 from fairseq_headgates.cli.output import say
 
 
-def run(options: PathOptions) -> int:
-    """Run `headgates path` and return its exit code."""
+def run(options: PathOptions) -> None:
+    """Run `headgates path`."""
     say(str(Path(__file__).resolve().parents[2]))
-    return 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
-from fairseq_headgates.attention.sites import gated_sites
+from fairseq_headgates.attention.modules import gated_modules
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
@@ -23,8 +23,8 @@ from fairseq_headgates.messages import one_line
 from fairseq_headgates.report.tables import removal_table
 
 
-def run(options: PruneOptions) -> int:
-    """Run `headgates prune` and return its exit code."""
+def run(options: PruneOptions) -> None:
+    """Run `headgates prune`."""
     refuse_standard_output(options.output)
     if options.inference_dtype is not None and options.stock:
         raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
@@ -36,7 +36,7 @@ def run(options: PruneOptions) -> int:
     pruned = cut_copy(model, mask)
     values, signature = ({}, "") if options.refit is None else refitted_values(options, model, pruned.model)
     if values is None:  # another worker writes
-        return 0
+        return
     if options.stock:
         smaller = stock_checkpoint(state, mask, model, values, pruned)
     else:
@@ -59,14 +59,13 @@ def run(options: PruneOptions) -> int:
     if options.json:
         say(json.dumps(plan))
         print(one_line(end), file=sys.stderr)
-        return 0
+        return
     say(removal_table(kept_mask(model), kept_mask(pruned.model)))
     say("\n".join(removal_notes(plan)))
     chosen = options.alive is not None or options.scores is not None
     if not chosen and all(before == kept for before, kept in plan["heads"].values()):
         say(no_removal(model))
     say(end)
-    return 0
 
 
 def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:
@@ -84,7 +83,7 @@ def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) 
 def no_removal(model: nn.Module) -> str:
     """Return why no head is removed without --alive and --scores, and how to choose heads."""
     choices = "--alive MASK, or --scores FILE --keep N (`headgates score` writes FILE)"
-    if any(gated_sites(model)):
+    if any(gated_modules(model)):
         return f"no head is removed: no gate is closed; choose heads with a higher --threshold, {choices}"
     return f"no head is removed: the checkpoint has no gates; choose heads with {choices}"
 

@@ -8,8 +8,8 @@ from fairseq_headgates.report.figures import heat_maps
 from fairseq_headgates.report.tables import score_table
 
 
-def run(options: ScoreOptions) -> int:
-    """Run `headgates score` and return its exit code."""
+def run(options: ScoreOptions) -> None:
+    """Run `headgates score`."""
     methods = parse_methods(options.method)
     with session(options, needs_target=any(SCORES[name].needs_data for name in methods)) as work:
         loaded = work.load(work.only_path())
@@ -20,4 +20,3 @@ def run(options: ScoreOptions) -> int:
             work.say(scores_to_json(tables).rstrip("\n"))
         else:
             work.say("\n\n".join(f"{score_table(table)}\n{table.signature}" for table in tables))
-    return 0

@@ -1,33 +1,37 @@
 """Print the gates of a checkpoint, or write its open heads as a mask."""
 
 import json
-from typing import Any
 
 from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads
 from fairseq_headgates.cli.commands.show import ShowOptions
 from fairseq_headgates.cli.output import say, warn_unfinished, write
-from fairseq_headgates.files import check_writable
 from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.report.tables import gate_table, open_counts
 
 
-def run(options: ShowOptions) -> int:
-    """Run `headgates show` and return its exit code."""
+def run(options: ShowOptions) -> None:
+    """Run `headgates show`."""
     if options.json and options.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
-    if options.out not in (None, "-"):
-        check_writable(options.out, options.force)
     state, model = load_model(options.checkpoint, options.trust)
     warn_unfinished("show", model)
     heads = read_heads(state, options.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if options.out == "-":
         say(mask_to_json(alive).rstrip("\n"))
-        return 0
+        return
     if options.out is not None:
         write(options.out, mask_to_json(alive), options.force)
-    say(json.dumps(as_json(heads)) if options.json else as_text(heads))
-    return 0
+    content = {
+        "signature": heads.gate.signature,
+        "parameters": heads.parameters,
+        "gated": heads.gated,
+        "ffn_dims": heads.ffn_dims,
+        "open_probability": heads.open_probability.values,
+        "gate": heads.gate.values,
+        "heads": open_counts(heads.gate),  # [open, all]
+    }
+    say(json.dumps(content) if options.json else as_text(heads))
 
 
 def as_text(heads: CheckpointHeads) -> str:
@@ -40,16 +44,3 @@ def as_text(heads: CheckpointHeads) -> str:
     for side, dims in heads.ffn_dims.items():
         summary += f"\nneurons of the {side}, by layer: {' '.join(map(str, dims))}"
     return f"{gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
-
-
-def as_json(heads: CheckpointHeads) -> dict[str, Any]:
-    """Return the content of `headgates show --json`: counts are [open, all]."""
-    return {
-        "signature": heads.gate.signature,
-        "parameters": heads.parameters,
-        "gated": list(heads.gated),
-        "ffn_dims": dict(heads.ffn_dims),
-        "open_probability": dict(heads.open_probability.values),
-        "gate": dict(heads.gate.values),
-        "heads": {attention_type: list(count) for attention_type, count in open_counts(heads.gate).items()},
-    }

@@ -1,22 +1,18 @@
 """`headgates ablate`: measure a model with single heads masked, or with one head alone in its layer."""
 
-from dataclasses import dataclass
-
 from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.cli.command import command, option
-from fairseq_headgates.cli.options import CHOOSING, FirstSentences, InferenceDtype, Output, inference_dtype, metric
+from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, inference_dtype, metric
 from fairseq_headgates.cli.parser import filled
 
 
 @command(
     "ablate",
-    "measure the loss, BLEU or accuracy with single heads masked",
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --gen-subset valid --out ablation.json",
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --metric bleu --remove-bpe --mode all-but-one",
 )
-@dataclass(kw_only=True)
-class AblateOptions(FirstSentences, InferenceDtype, Output):
-    """The options of `headgates ablate`."""
+class AblateOptions(FirstSentences, Output):
+    """Measure the loss, BLEU or accuracy with single heads masked."""
 
     mode: str = option(
         choices=ABLATION_MODES,

@@ -1,26 +1,21 @@
 """`headgates compare`: compare the heads that masks or checkpoints keep."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.cli.command import argument, command
 from fairseq_headgates.cli.options import Output, types
 
 
 @command(
     "compare",
-    "compare the heads that masks or checkpoints keep",
     "headgates compare gated/checkpoint_last.pt half.pt",
     "headgates compare seed1.json seed2.json seed3.json",
 )
-@dataclass(kw_only=True)
 class CompareOptions(Output):
-    """The options of `headgates compare`."""
+    """Compare the heads that masks or checkpoints keep.
 
-    description: ClassVar[str] = (
-        "Compare the heads that each pair of masks keeps: the number that both keep, the Jaccard index, and the "
-        "probability that random masks of the same sizes overlap at least as much."
-    )
+    Compare the heads that each pair of masks keeps: the number that both keep, the Jaccard index, and the probability
+    that random masks of the same sizes overlap at least as much.
+    """
+
     masks: list[str] = argument(
         metavar="MASK",
         nargs="+",

@@ -1,6 +1,5 @@
 """`headgates correlate`: compute the correlation of score files."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fairseq_headgates.cli.command import argument, command, option
@@ -10,18 +9,16 @@ from fairseq_headgates.cli.parser import Once
 
 @command(
     "correlate",
-    "compute the correlation of score files",
     "headgates correlate two.json",
     "headgates correlate valid.json test.json --each-type --top 4",
 )
-@dataclass(kw_only=True)
 class CorrelateOptions(Output):
-    """The options of `headgates correlate`."""
+    """Compute the correlation of score files.
 
-    description: ClassVar[str] = (
-        "Compute Pearson and Spearman correlations of all pairs of scores in the files: of several methods on the same "
-        "data, or of one method on several data sets or checkpoints."
-    )
+    Compute Pearson and Spearman correlations of all pairs of scores in the files: of several methods on the same data,
+    or of one method on several data sets or checkpoints.
+    """
+
     needs_models: ClassVar[bool] = False
 
     files: list[str] = argument(

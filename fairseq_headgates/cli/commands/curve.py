@@ -1,49 +1,34 @@
 """`headgates curve`: measure a model while the least important heads are removed step by step."""
 
-import argparse
-from dataclasses import dataclass
+from operator import methodcaller
 
 from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.cli.command import Group, command, option
+from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import (
     CHOOSING,
     REPAIR,
     FirstSentences,
-    InferenceDtype,
     Output,
     Refit,
     Scores,
     inference_dtype,
     metric,
 )
-from fairseq_headgates.cli.parser import Once, filled
+from fairseq_headgates.cli.parser import Once, filled, numbers
 from fairseq_headgates.heads import TYPES
 
-ORDER = Group(exclusive=True, required=True)
-
-
-def _steps(text: str) -> list[float]:
-    try:
-        steps = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of percentages such as 0,10,20") from None
-    for step in steps:
-        if not 0 <= step <= 100:
-            raise argparse.ArgumentTypeError(f"{step:g} percent of the heads: it must be from 0 to 100")
-    return steps
+ORDER = methodcaller("add_mutually_exclusive_group", required=True)
 
 
 @command(
     "curve",
-    "measure loss, BLEU or accuracy while the least important heads are removed step by step",
     "headgates curve data-bin --path baseline/checkpoint_best.pt --gen-subset valid --by gradient "
     "--metric nll --plot curve.svg",
     "headgates curve data-bin --path baseline/checkpoint_best.pt --gen-subset valid --scores scores.json "
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
-@dataclass(kw_only=True)
-class CurveOptions(FirstSentences, Scores, Refit, InferenceDtype, Output):
-    """The options of `headgates curve`."""
+class CurveOptions(FirstSentences, Scores, Refit, Output):
+    """Measure loss, BLEU or accuracy while the least important heads are removed step by step."""
 
     by: str | None = option(
         metavar="METHOD",
@@ -78,7 +63,7 @@ class CurveOptions(FirstSentences, Scores, Refit, InferenceDtype, Output):
     each_type: bool = option(default=False, help="with --types: also a curve for each type alone")
     steps: list[float] = option(
         metavar="P[,P...]",
-        type=_steps,
+        type=numbers("a list of percentages such as 0,10,20, from 0 to 100", float, 0, 100),
         default=list(range(0, 100, 10)),
         help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90). The number of "
         "heads that are left is rounded, .5 up",

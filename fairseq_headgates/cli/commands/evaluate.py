@@ -1,12 +1,10 @@
 """`headgates evaluate`: measure checkpoints, and test the differences between them."""
 
 import argparse
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from fairseq_headgates.cli.command import command, option
-from fairseq_headgates.cli.options import AS_STORED, FirstSentences, InferenceDtype, Output, inference_dtype
+from fairseq_headgates.cli.options import AS_STORED, FirstSentences, Output, inference_dtype
 from fairseq_headgates.cli.parser import counted, filled
 
 
@@ -19,19 +17,16 @@ def _subset_and_file(text: str) -> tuple[str, str]:
 
 @command(
     "evaluate",
-    "measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences",
     "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
-@dataclass(kw_only=True)
-class EvaluateOptions(FirstSentences, InferenceDtype, Output):
-    """The options of `headgates evaluate`."""
+class EvaluateOptions(FirstSentences, Output):
+    """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
-    description: ClassVar[str] = (
-        "Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence "
-        "intervals, and test the differences between any two of several checkpoints. For BLEU of detokenised text pass "
-        "--remove-bpe --tokenizer moses."
-    )
+    Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence
+    intervals, and test the differences between any two of several checkpoints. For BLEU of detokenised text pass
+    --remove-bpe --tokenizer moses.
+    """
 
     loss_subset: str | None = option(
         metavar="S[,S...]",

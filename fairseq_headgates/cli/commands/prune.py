@@ -1,37 +1,25 @@
 """`headgates prune`: write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.cli.command import argument, command, option
-from fairseq_headgates.cli.options import (
-    OPEN,
-    REPAIR,
-    Checkpoint,
-    Choice,
-    InferenceDtype,
-    Refit,
-    inference_dtype,
-)
+from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, Refit, inference_dtype
 from fairseq_headgates.cli.parser import filled
 
 
 @command(
     "prune",
-    "remove heads from the weights of a checkpoint",
     "headgates prune gated/checkpoint_last.pt pruned.pt",
     "headgates prune baseline/checkpoint_best.pt half.pt --scores scores.json --keep 0.5 --refit data-bin",
 )
-@dataclass(kw_only=True)
-class PruneOptions(Checkpoint, Choice, InferenceDtype, Refit):
-    """The options of `headgates prune`; with --refit, also those of fairseq-generate."""
+class PruneOptions(Checkpoint, Choice, Refit):
+    """Remove heads from the weights of a checkpoint.
 
-    description: ClassVar[str] = (
-        "Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores "
-        "removes more heads."
-    )
-    epilog: ClassVar[str] = OPEN
+    Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores removes more
+    heads.
+    """
 
+    epilog = OPEN
+
+    checkpoint: str = Checkpoint.checkpoint  # before OUT
     output: str = argument(metavar="OUT", type=filled, help="the checkpoint to write")
     stock: bool = option(
         default=False,

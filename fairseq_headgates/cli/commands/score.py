@@ -1,7 +1,5 @@
 """`headgates score`: compute importance scores of all heads."""
 
-from dataclasses import dataclass
-
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import FirstSentences, Output, Scores
@@ -10,15 +8,13 @@ from fairseq_headgates.cli.parser import Once
 
 @command(
     "score",
-    "compute importance scores of all heads",
     "headgates score data-bin --path baseline/checkpoint_best.pt --gen-subset valid --method gradient "
     "--out scores.json",
     "headgates score data-bin --path baseline/checkpoint_best.pt --gen-subset valid --method confidence,ablation "
     "--out two.json --plot two.svg",
 )
-@dataclass(kw_only=True)
 class ScoreOptions(FirstSentences, Scores, Output):
-    """The options of `headgates score`."""
+    """Compute importance scores of all heads."""
 
     method: str = option(
         metavar="M[,M...]",

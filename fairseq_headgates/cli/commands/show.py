@@ -1,23 +1,18 @@
 """`headgates show`: print the gates of a checkpoint, or write its open heads as a mask."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import OPEN, Checkpoint, Output
 
 
 @command(
     "show",
-    "show the gates of a checkpoint",
     "headgates show gated/checkpoint_last.pt",
     "headgates show gated/checkpoint_last.pt --out heads.json",
 )
-@dataclass(kw_only=True)
 class ShowOptions(Checkpoint, Output):
-    """The options of `headgates show`."""
+    """Show the gates of a checkpoint."""
 
-    epilog: ClassVar[str] = OPEN
+    epilog = OPEN
 
     out: str | None = option(
         metavar="FILE",

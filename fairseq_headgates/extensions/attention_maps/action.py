@@ -8,7 +8,7 @@ from torch import nn
 
 from fairseq_headgates.analysis.sentences import symbols_of
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.sites import evaluating, gate_values, head_counts, head_sites
+from fairseq_headgates.attention.modules import attention_modules, evaluating, gate_values, head_counts
 from fairseq_headgates.cli.sentences import load, sentences, show
 from fairseq_headgates.cli.session import session
 from fairseq_headgates.evaluation.losses import Sample, outputs
@@ -24,12 +24,12 @@ from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.messages import check_finite
 
 
-def run(options: AttentionOptions) -> int:
-    """Run `headgates attention` and return its exit code."""
+def run(options: AttentionOptions) -> None:
+    """Run `headgates attention`."""
     if options.interactive and not (options.plot or "").endswith(".html"):
         raise ValueError("--interactive makes a web page: add --plot FILE.html")
     page = interactive_page if options.interactive else attention_page
-    with session(options, pages=True) as work:
+    with session(options) as work:
         model, origin = load(work)
         heads, signature = parse_heads(options.heads, head_counts(model)), str(origin)
         chosen = sentences(work, model, options)
@@ -41,7 +41,6 @@ def run(options: AttentionOptions) -> int:
             figure=lambda: attention_figure(maps),
             tables=attention_tables(maps),
         )
-    return 0
 
 
 def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[HeadId]) -> list[AttentionMap]:
@@ -50,18 +49,18 @@ def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[
         outputs(model, sample)
     sides = symbols_of(sample, task)
     gates = gate_values(model)
-    kept = {(site.attention_type, site.layer): tuple(site.attention.kept) for site in head_sites(model)}
+    kept = {(module.attention_type, module.layer): tuple(module.attention.kept) for module in attention_modules(model)}
     maps = []
     for head in heads:
         queries, keys = sides[head.attention_type]
-        there = kept[head.attention_type, head.layer]
-        if head.head in there:
-            weights = seen[head.attention_type][head.layer].weights[0, there.index(head.head)].float()
-            if weights.size(-1) != len(keys):
-                raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
-            check_finite(f"the attention weights of {head}", weights)
-            gate = float(gates[head.attention_type][head.layer, head.head])
-            maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
-        else:
+        remaining = kept[head.attention_type, head.layer]
+        if head.head not in remaining:
             maps.append(AttentionMap(head, None, queries, keys, []))
+            continue
+        weights = seen[head.attention_type][head.layer].weights[0, remaining.index(head.head)].float()
+        if weights.size(-1) != len(keys):
+            raise ValueError("attention maps of models with --cross-self-attention cannot be drawn")
+        check_finite(f"the attention weights of {head}", weights)
+        gate = float(gates[head.attention_type][head.layer, head.head])
+        maps.append(AttentionMap(head, gate, queries, keys, weights.tolist()))
     return maps

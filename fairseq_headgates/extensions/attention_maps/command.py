@@ -1,28 +1,22 @@
 """`headgates attention`: draw the attention weights of heads for single sentences."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import ChosenSentences, Output
 
 
 @command(
     "attention",
-    "draw the attention weights of heads for single sentences",
     "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 "
     "--heads 'dec-enc:0.*' --plot maps.svg",
     "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 "
     "--interactive --plot heads.html",
 )
-@dataclass(kw_only=True)
 class AttentionOptions(ChosenSentences, Output):
-    """The options of `headgates attention`."""
+    """Draw the attention weights of heads for single sentences.
 
-    description: ClassVar[str] = (
-        "Draw attention maps: the attention weights of heads for single sentences, with their tokens. The decoder "
-        "reads the reference, or its own translation of a sentence without one."
-    )
+    Draw attention maps: the attention weights of heads for single sentences, with their tokens. The decoder reads the
+    reference, or its own translation of a sentence without one.
+    """
 
     heads: str = option(
         metavar="H[,H...]",

@@ -1,21 +1,20 @@
 """Remove heads and feed-forward neurons so that a model has a given size or speed, and repair it."""
 
+import itertools
 import json
 from functools import partial
-
-from torch import nn
 
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.output import warn, warn_unfinished, written
-from fairseq_headgates.cli.session import Loaded, session
+from fairseq_headgates.cli.session import session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
-from fairseq_headgates.extensions.compress.model import Compressed, Compressor, OutOfReach
+from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
 
 
-def run(options: CompressOptions) -> int:
-    """Run `headgates compress` and return its exit code."""
+def run(options: CompressOptions) -> None:
+    """Run `headgates compress`."""
     name, budgets = ("params", options.params) if options.params else ("speedup", options.speedup)
     if options.out and len(budgets) > 1:
         raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
@@ -31,38 +30,30 @@ def run(options: CompressOptions) -> int:
         signature = work.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
         if options.metric and options.metric not in work.objective.metrics:
             raise ValueError(f"--metric is {options.metric}, which this --task does not have: leave it out")
-        metric = work.metric(options.metric, Loaded(model, measured, signature)) if options.metric else None
+        metric = work.metric(options.metric, model, measured) if options.metric else None
         compressor = Compressor(model, fit, measured, options.units, work.progress, timed, metric)
         results = []
         alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
-        for kinds in (options.units, *alone):  # the curves of a plot
-            for budget in budgets:
-                try:
-                    results.append(compressor.compress(**{name: budget}, kinds=kinds))
-                except OutOfReach:  # one kind of units alone may not be enough
-                    if kinds == options.units:
-                        raise
+        for kinds, budget in itertools.product([options.units, *alone], budgets):
+            try:
+                results.append(compressor.compress(**{name: budget}, kinds=kinds))
+            except OutOfReach:  # one kind of units alone may not be enough
+                if kinds == options.units:
+                    raise
         if options.out and work.writes:
-            _write(options, state, model.cpu(), results[0])
-        found = [{**result.results, "signature": str(signature)} for result in results]
-        work.plot(options.plot, lambda: drawing.plot(found))
-        work.say(json.dumps(found) if options.json else f"{drawing.text(found)}\n\n{signature}")
-    return 0
-
-
-def _write(options: CompressOptions, state: dict, model: nn.Module, result: Compressed) -> None:
-    """Write a compressed model as a checkpoint."""
-    assert options.out
-    smaller = prune_checkpoint(
-        state,
-        result.plan.mask,
-        optimizer=False,
-        model=model,
-        notice=partial(warn, "compress"),
-        inference_dtype=options.inference_dtype,
-        refitted={name: value.cpu() for name, value in result.values.items()},
-        neurons=result.plan.neurons,
-    )
-    check_loads(smaller)
-    save_checkpoint(smaller, options.out, options.force)
-    written(options.out)
+            smaller = prune_checkpoint(
+                state,
+                results[0].plan.mask,
+                optimizer=False,
+                model=model.cpu(),
+                notice=partial(warn, "compress"),
+                inference_dtype=options.inference_dtype,
+                refitted={name: value.cpu() for name, value in results[0].values.items()},
+                neurons=results[0].plan.neurons,
+            )
+            check_loads(smaller)
+            save_checkpoint(smaller, options.out, options.force)
+            written(options.out)
+        content = [{**result.results, "signature": str(signature)} for result in results]
+        work.plot(options.plot, lambda: drawing.plot(content))
+        work.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")

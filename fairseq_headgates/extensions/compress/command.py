@@ -1,31 +1,20 @@
 """`headgates compress`: remove heads and feed-forward neurons so that a model has a given size, and repair it."""
 
 import argparse
-import math
-from dataclasses import dataclass
-from typing import ClassVar
+import sys
+from operator import methodcaller
 
 from fairseq_headgates.analysis.options import UNITS
-from fairseq_headgates.cli.command import Group, command, option
-from fairseq_headgates.cli.options import AS_STORED, FirstSentences, InferenceDtype, Output, inference_dtype
-from fairseq_headgates.cli.parser import counted, filled, number_or_fraction
+from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.options import AS_STORED, FirstSentences, Output, inference_dtype
+from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 
-BUDGET = Group(exclusive=True, required=True)
+BUDGET = methodcaller("add_mutually_exclusive_group", required=True)
 
 
 def _sizes(text: str) -> list[float]:
     rule = "a number of parameters (40000000) nor a share (0.7)"
     return [number_or_fraction(part, rule) for part in text.split(",")]
-
-
-def _speedups(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(1 <= speedup < math.inf for speedup in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a speed such as 1.5, or several with commas: give 1 or more")
-    return found
 
 
 def _units(text: str) -> tuple[str, ...]:
@@ -37,19 +26,16 @@ def _units(text: str) -> tuple[str, ...]:
 
 @command(
     "compress",
-    "remove heads and feed-forward neurons so that a model has a given size or speed",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --params 0.8 --out small.pt",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
-@dataclass(kw_only=True)
-class CompressOptions(FirstSentences, InferenceDtype, Output):
-    """The options of `headgates compress`."""
+class CompressOptions(FirstSentences, Output):
+    """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
-    description: ClassVar[str] = (
-        "Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of "
-        "parameters or a given speed, and refit the linear layers that are left by least squares. Nothing is trained; "
-        "it takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid)."
-    )
+    Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of
+    parameters or a given speed, and refit the linear layers that are left by least squares. Nothing is trained; it
+    takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid).
+    """
 
     sentences: int | None = option(
         metavar="N", type=int, help="measure the loss on the first N sentences of --gen-subset only (default: all)"
@@ -64,7 +50,7 @@ class CompressOptions(FirstSentences, InferenceDtype, Output):
     )
     speedup: list[float] = option(
         metavar="S[,S...]",
-        type=_speedups,
+        type=numbers("a speed such as 1.5, or several with commas: give 1 or more", float, 1, sys.float_info.max),
         default=[],
         within=BUDGET,
         help="how many times as fast the model must be (1.5), measured on this machine with the given --beam, "

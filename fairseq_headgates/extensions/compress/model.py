@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.options import UNITS, Progress
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import kept_mask, prune
+from fairseq_headgates.attention.modules import attention_modules, evaluating, number_of_parameters
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.attention.sites import evaluating, head_sites, number_of_parameters
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.losses import Sample
@@ -104,7 +104,7 @@ class Compressor:
     def units(self) -> list[Units]:
         """The units that can be removed, and what it costs. Alignment heads and the others of their layer stay."""
         found = units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
-        aligned = {site.name for site in head_sites(self.whole) if site.attention.aligned}
+        aligned = {module.name for module in attention_modules(self.whole) if module.attention.aligned}
         return [each for each in found if each.block.name not in aligned]
 
     @cached_property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.blocks import Block
 from fairseq_headgates.analysis.derivatives import differentiable, gradients
 from fairseq_headgates.analysis.options import Progress
-from fairseq_headgates.attention.sites import evaluating
+from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.workers import all_reduce
 from fairseq_headgates.messages import check_finite

@@ -12,7 +12,7 @@ from torch import nn
 
 from fairseq_headgates.analysis.blocks import Block, blocks_of
 from fairseq_headgates.analysis.options import UNITS, Progress
-from fairseq_headgates.attention.sites import head_sites, site_table
+from fairseq_headgates.attention.modules import attention_modules, module_table
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.extensions.compress.moments import Moments, moments, targets_of
 from fairseq_headgates.extensions.compress.search import Curve, choose, removal_curve
@@ -69,7 +69,7 @@ def units_of(
     """Return the units of every block of a model without gates, with the cost of removing them.
 
     Args:
-        model: a result of `surgery.prune`
+        model: a result of `attention.cuts.prune`
         corpus: the data
         units: "heads", "neurons", or both
         sampled: see `moments`
@@ -145,8 +145,8 @@ def plan_without(model: nn.Module, units: Sequence[Units], numbers: Sequence[int
     kept = {each.block: sorted(each.curve.order[number:]) for each, number in zip(units, numbers, strict=True)}
     heads = {block.name: left for block, left in kept.items() if block.is_attention}
     rows = {
-        site: torch.tensor([head in heads.get(site.name, [head]) for head in range(site.attention.num_heads)])
-        for site in head_sites(model)
+        module: torch.tensor([head in heads.get(module.name, [head]) for head in range(module.attention.num_heads)])
+        for module in attention_modules(model)
     }
     neurons = {
         each.block.layer: tuple(kept[each.block])
@@ -154,4 +154,4 @@ def plan_without(model: nn.Module, units: Sequence[Units], numbers: Sequence[int
         if not each.block.is_attention and len(kept[each.block]) < each.number
     }
     cost = sum(each.curve.costs[number] for each, number in zip(units, numbers, strict=True))
-    return Plan(site_table(model, rows).map(lambda left: int(left > 0), "alive"), neurons, cost)
+    return Plan(module_table(model, rows).map(lambda left: int(left > 0), "alive"), neurons, cost)

@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.attention.cuts import prune
-from fairseq_headgates.attention.sites import head_sites, site_table
+from fairseq_headgates.attention.modules import attention_modules, module_table
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.extensions.compress.plan import Units, units_of
 from fairseq_headgates.heads import HeadTable
@@ -28,14 +28,14 @@ def refit_scores(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> Hea
     """
     smaller = prune(model)
     units = units_of(smaller, corpus, ["heads"], sampled=False, progress=options.progress)
-    open_heads = {site.name: site.attention.kept for site in head_sites(smaller)}
-    sites = {site.name: site for site in head_sites(model) if site.attention.num_heads}
-    scores = {name: torch.zeros(site.attention.num_heads).double() for name, site in sites.items()}
+    open_heads = {module.name: module.attention.kept for module in attention_modules(smaller)}
+    modules = {module.name: module for module in attention_modules(model) if module.attention.num_heads}
+    scores = {name: torch.zeros(module.attention.num_heads).double() for name, module in modules.items()}
     total = 0.0
     for step, unit, name in heapq.merge(*map(_steps, units)):
         total += step
-        scores[name][sites[name].attention.kept.index(open_heads[name][unit])] = total
-    return site_table(model, {site: scores[name] for name, site in sites.items()})
+        scores[name][modules[name].attention.kept.index(open_heads[name][unit])] = total
+    return module_table(model, {module: scores[name] for name, module in modules.items()})
 
 
 def _steps(units: Units) -> Iterator[tuple[float, int, str]]:

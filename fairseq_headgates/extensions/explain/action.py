@@ -12,10 +12,10 @@ from fairseq_headgates.extensions.explain.drawing import (
 )
 
 
-def run(options: ExplainOptions) -> int:
-    """Run `headgates explain` and return its exit code."""
+def run(options: ExplainOptions) -> None:
+    """Run `headgates explain`."""
     compared = {} if options.instead_of is None else {"instead-of": options.instead_of}
-    with session(options, pages=True) as work:
+    with session(options) as work:
         model, origin = load(work)
         signature = str(origin.of_method(options.method, compared))
         found = {
@@ -29,4 +29,3 @@ def run(options: ExplainOptions) -> int:
             figure=lambda: explanation_figure(found),
             tables=f"{explanation_tables(found)}\n\n{signature}",
         )
-    return 0

@@ -1,8 +1,5 @@
 """`headgates explain`: the contribution of each source and prefix token to each predicted token."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.analysis.options import EXPLANATIONS
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import ChosenSentences, Output
@@ -11,22 +8,18 @@ from fairseq_headgates.cli.parser import filled, numbers
 
 @command(
     "explain",
-    "show how much each token contributes to a prediction",
     "headgates explain data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1,2",
     "headgates explain data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 3 --method "
     "alti --plot contributions.html",
 )
-@dataclass(kw_only=True)
 class ExplainOptions(ChosenSentences, Output):
-    """The options of `headgates explain`."""
+    """Show how much each token contributes to a prediction.
 
-    description: ClassVar[str] = (
-        "Show how much each source token and each token of the target prefix contributes to each predicted token, for "
-        "single sentences. The command explains the tokens of the reference, or of the model's translation of a "
-        "sentence without one; of a language model each next token of the text; of a classifier the class with the "
-        "highest logit. A contribution is the relevance of a token, divided by the sum of the absolute values over all "
-        "tokens, in percent."
-    )
+    Show how much each source token and each token of the target prefix contributes to each predicted token, for single
+    sentences. The command explains the tokens of the reference, or of the model's translation of a sentence without
+    one; of a language model each next token of the text; of a classifier the class with the highest logit. A
+    contribution is the relevance of a token, divided by the sum of the absolute values over all tokens, in percent.
+    """
 
     method: str = option(
         metavar="M",
@@ -37,7 +30,7 @@ class ExplainOptions(ChosenSentences, Output):
     )
     positions: list[int] = option(
         metavar="N[,N...]",
-        type=numbers("positions"),
+        type=numbers("a list of positions such as 1,5"),
         default=[],
         help="explain only these predictions of each sentence, counted from 1 (default: all)",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from fairseq_headgates.attention.cuts import kept_mask, prune
-from fairseq_headgates.attention.sites import head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.checkpoints.building import load_dictionaries, load_model
 from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.output import say, warn_unfinished
@@ -19,8 +19,8 @@ from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.messages import shown
 
 
-def run(options: ConvertOptions) -> int:
-    """Run `headgates convert` and return its exit code."""
+def run(options: ConvertOptions) -> None:
+    """Run `headgates convert`."""
     refuse_standard_output(options.output)
     check_output(Path(options.output), options.force)
     state, model = load_model(options.checkpoint, options.trust)
@@ -31,7 +31,6 @@ def run(options: ConvertOptions) -> int:
     source, target = load_dictionaries(state, options.data or Path(options.checkpoint).parent)
     to_ctranslate2(pruned, source, target, options.output, options.quantization, options.force, aligned)
     say(f"written: {options.output}")
-    return 0
 
 
 def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:

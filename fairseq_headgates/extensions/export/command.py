@@ -1,8 +1,5 @@
 """`headgates convert`: prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.cli.command import argument, command, option
 from fairseq_headgates.cli.options import Checkpoint, Choice
 from fairseq_headgates.cli.parser import filled
@@ -10,16 +7,16 @@ from fairseq_headgates.cli.parser import filled
 
 @command(
     "convert",
-    "prune a checkpoint and write it as a CTranslate2 model",
     "headgates convert gated/checkpoint_last.pt ct2 --to ctranslate2 --data data-bin",
     "headgates convert gated/checkpoint_last.pt ct2-int8 --to ctranslate2 --data data-bin --quantization int8",
 )
-@dataclass(kw_only=True)
 class ConvertOptions(Choice, Checkpoint):
-    """The options of `headgates convert`."""
+    """Prune a checkpoint and write it as a CTranslate2 model.
 
-    description: ClassVar[str] = "Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."
+    Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model.
+    """
 
+    checkpoint: str = Checkpoint.checkpoint  # before OUT
     output: str = argument(metavar="OUT", type=filled, help="the folder to write")
     to: str = option(choices=["ctranslate2"], required=True, help="the format to write")
     data: str | None = option(

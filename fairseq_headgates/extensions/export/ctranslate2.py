@@ -23,7 +23,7 @@ from torch import nn
 from fairseq_headgates.attention.alignments import alignment_of
 from fairseq_headgates.attention.cuts import head_positions
 from fairseq_headgates.attention.features import is_language_model, model_features
-from fairseq_headgates.attention.sites import head_sites
+from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.files import part_of, replace_folder
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import shown
@@ -87,9 +87,9 @@ def to_ctranslate2(
 def check_alignment_heads(model: nn.Module, heads: Sequence[HeadId]) -> None:
     """Raise ValueError unless a model has these heads, and all are of one layer of decoder-encoder attention."""
     left = {
-        HeadId(site.attention_type, site.layer, head)
-        for site in head_sites(model)
-        for head in getattr(site.attention, "kept", range(site.attention.num_heads))
+        HeadId(module.attention_type, module.layer, head)
+        for module in attention_modules(model)
+        for head in getattr(module.attention, "kept", range(module.attention.num_heads))
     }
     for head in heads:
         if head not in left:
@@ -129,8 +129,8 @@ def _specification(
         from ctranslate2 import specs
         from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
     except ImportError as error:
-        cure = "pip install 'fairseq-headgates[ctranslate2]'"
-        raise ValueError(f"CTranslate2 cannot be loaded ({error}): {cure}") from None
+        hint = "pip install 'fairseq-headgates[ctranslate2]'"
+        raise ValueError(f"CTranslate2 cannot be loaded ({error}): {hint}") from None
     if quantization not in (None, *ACCEPTED_MODEL_TYPES):
         raise ValueError(f"unknown quantization {shown(quantization)}: choose from {', '.join(ACCEPTED_MODEL_TYPES)}")
     # A copy: heads are added to it, and CTranslate2 quantises in place. In training mode, LayerDrop hides layers.
@@ -217,7 +217,7 @@ def _pad_heads(stack: nn.Module) -> dict[str, int]:
 
     q, k, v [H D, E] get rows of zeros, the output projection [E, H D] columns. Return H and D.
     """
-    attentions = [site.attention for site in head_sites(stack)]
+    attentions = [module.attention for module in attention_modules(stack)]
     heads, size = max(1, *(attention.num_heads for attention in attentions)), attentions[0].head_dim
     for attention in attentions:
         for name, inputs in (("q_proj", attention.embed_dim), ("k_proj", attention.kdim), ("v_proj", attention.vdim)):

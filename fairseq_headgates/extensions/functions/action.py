@@ -11,7 +11,7 @@ from torch import nn
 from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
 from fairseq_headgates.attention.choice import check_scored
 from fairseq_headgates.attention.cuts import open_mask
-from fairseq_headgates.attention.sites import gate_values, head_counts
+from fairseq_headgates.attention.modules import gate_values, head_counts
 from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.session import Loaded, Session, session
 from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
@@ -26,8 +26,8 @@ from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.report.functions import function_table
 
 
-def run(options: FunctionsOptions) -> int:
-    """Run `headgates functions` and return its exit code."""
+def run(options: FunctionsOptions) -> None:
+    """Run `headgates functions`."""
     if options.relations is not None and options.conllu is None and options.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
     _check_align_by(options)
@@ -59,7 +59,6 @@ def run(options: FunctionsOptions) -> int:
             tables += [name] * bool(others) + [function_table(result)]
             tables += [statistics_table(result)] * options.statistics + [result["signature"]]
         work.say(text if options.json else "\n\n".join([*tables, *end]))
-    return 0
 
 
 def _check_align_by(options: FunctionsOptions) -> None:

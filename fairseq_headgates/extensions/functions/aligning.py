@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.sites import HeadSite, evaluating
+from fairseq_headgates.attention.modules import AttentionModule, evaluating
 from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
 from fairseq_headgates.evaluation.workers import gather
 from fairseq_headgates.extensions.functions.layout import SELF_ATTENTION, Side, averaging, membership
@@ -107,10 +107,10 @@ def attention_of(model: nn.Module, heads: Sequence[HeadId]) -> Weights:
     def weights(sample: Sample) -> Tensor:
         per_head: list[Tensor] = []
 
-        def see(site: HeadSite, of_site: Tensor | None, _: Tensor) -> None:
-            assert of_site is not None
-            chosen = [site.attention.kept.index(head.head) for head in heads if head.layer == site.layer]
-            per_head.extend(of_site[:, number] for number in chosen)
+        def see(module: AttentionModule, of_module: Tensor | None, _: Tensor) -> None:
+            assert of_module is not None
+            chosen = [module.attention.kept.index(head.head) for head in heads if head.layer == module.layer]
+            per_head.extend(of_module[:, number] for number in chosen)
 
         with hooked(model, see, weights=True, types=("dec-enc",)):
             outputs(model, sample)

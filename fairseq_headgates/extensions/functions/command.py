@@ -1,8 +1,6 @@
 """`headgates functions`: find positional, syntactic, rare-token and alignment heads."""
 
 import argparse
-from dataclasses import dataclass
-from typing import ClassVar
 
 from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
 from fairseq_headgates.cli.command import command, option
@@ -24,22 +22,19 @@ def _percent(text: str) -> float:
 
 @command(
     "functions",
-    "find positional, syntactic, rare-token and alignment heads",
     "headgates functions data-bin --path baseline/checkpoint_best.pt --gen-subset valid --statistics "
     "--out functions.json",
     "headgates functions data-bin --path baseline/checkpoint_best.pt --gen-subset valid "
     "--write-alignments model.align --align-by dec-enc:0.1",
 )
-@dataclass(kw_only=True)
 class FunctionsOptions(FirstSentences, Output):
-    """The options of `headgates functions`."""
+    """Find positional, syntactic, rare-token and alignment heads.
 
-    description: ClassVar[str] = (
-        "Find the functions of heads by where their largest attention weight is: at a fixed offset (positional), on a "
-        "word in a syntactic relation, on a rare token, on the aligned word. The decoder reads the reference; options "
-        "of the search have no effect. With several checkpoints (--path A:B), show which functions remain; the first "
-        "checkpoint is that before pruning, the others are trained from it."
-    )
+    Find the functions of heads by where their largest attention weight is: at a fixed offset (positional), on a word in
+    a syntactic relation, on a rare token, on the aligned word. The decoder reads the reference; options of the search
+    have no effect. With several checkpoints (--path A:B), show which functions remain; the first checkpoint is that
+    before pruning, the others are trained from it.
+    """
 
     conllu: str | None = option(
         metavar="FILE",

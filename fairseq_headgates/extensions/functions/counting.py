@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.sites import HeadSite, evaluating, head_sites, use_head_attention
+from fairseq_headgates.attention.modules import AttentionModule, attention_modules, evaluating, use_head_attention
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
 from fairseq_headgates.evaluation.workers import all_reduce, gather
@@ -139,8 +139,8 @@ class FunctionCounts:
     def __init__(self, model: nn.Module, corpus: Corpus, annotations: Annotations):
         self.corpus, self.annotations = corpus, annotations
         self.texts = {side: Side(corpus.task, side, annotations.subwords) for side in SELF_ATTENTION}
-        sites = head_sites(model)
-        attention_types = dict.fromkeys(site.attention_type for site in sites)
+        modules = attention_modules(model)
+        attention_types = dict.fromkeys(module.attention_type for module in modules)
         rare = annotations.rare and attention_types.keys() != {"dec-self"}  # which has no statistics of rare tokens
         self.ranks = frequency_ranks(corpus.task.source_dictionary, "source") if rare else None
         self.relations = [*directions(annotations.relations), "alignment"]
@@ -160,9 +160,9 @@ class FunctionCounts:
         self.longest = self._longest()
         span, number = 2 * self.longest + 1, len(self.relations)
         self.heads = {
-            site: HeadCounts(*_zeros((heads, span), (len(STATISTICS), heads), (number, heads)))
-            for site in sites
-            for heads in [site.attention.num_heads]
+            module: HeadCounts(*_zeros((heads, span), (len(STATISTICS), heads), (number, heads)))
+            for module in modules
+            for heads in [module.attention.num_heads]
         }
         self.type_counts = {
             attention_type: TypeCounts(*_zeros((len(STATISTICS),), (span,), (number,), (number, span)))
@@ -212,10 +212,10 @@ class FunctionCounts:
         places = rows * span + offsets + self.longest
         return torch.bincount(places, minlength=number * span).view(number, span).cpu()
 
-    def see(self, site: HeadSite, weights: Tensor | None, _: Tensor) -> None:
+    def see(self, module: AttentionModule, weights: Tensor | None, _: Tensor) -> None:
         """Hook on every attention layer: count what its heads [B, H, T, S] attend to."""
         assert weights is not None
-        layout, counts = self.layouts[site.attention_type], self.heads[site]
+        layout, counts = self.layouts[module.attention_type], self.heads[module]
         if weights.size(-1) != layout.real.size(1):
             raise ValueError("the functions of heads cannot be counted with --cross-self-attention")
         weights = at_least_single(weights)

@@ -10,7 +10,7 @@ from scipy.stats import binomtest, fisher_exact, mannwhitneyu
 from torch import Tensor, nn
 
 from fairseq_headgates.analysis.options import FunctionOptions
-from fairseq_headgates.attention.sites import gate_values
+from fairseq_headgates.attention.modules import gate_values
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.extensions.functions.counting import (
@@ -78,15 +78,15 @@ def functions_of(
     """
     relations = {each: _relations(of_type, counts.relations) for each, of_type in counts.type_counts.items()}
     heads: dict[str, list[list[dict | None]]] = {}
-    for site, layer in counts.heads.items():
-        attention_type = site.attention_type
-        check_finite(f"the attention weights in {attention_type} layer {site.layer}", layer.sums)
-        row: list[dict | None] = [None] * site.attention.heads
-        for i, head in enumerate(site.attention.kept):
+    for module, layer in counts.heads.items():
+        attention_type = module.attention_type
+        check_finite(f"the attention weights in {attention_type} layer {module.layer}", layer.sums)
+        row: list[dict | None] = [None] * module.attention.heads
+        for i, head in enumerate(module.attention.kept):
             entry = _head(
                 layer, counts.type_counts[attention_type], counts.relations, relations[attention_type], i, options
             )
-            row[head] = {"gate": float(gates[attention_type][site.layer, head]), **entry}
+            row[head] = {"gate": float(gates[attention_type][module.layer, head]), **entry}
         heads.setdefault(attention_type, []).append(row)
     return {
         "format": FORMAT,

@@ -28,8 +28,8 @@ GIF_FRAMES, FRAME_MILLISECONDS = 60, 150
 DISTRIBUTION = (0.33, -0.1, 1.1)  # temperature, low and high where no checkpoint has gates
 
 
-def run(options: ReportOptions) -> int:
-    """Run `headgates report` and return its exit code."""
+def run(options: ReportOptions) -> None:
+    """Run `headgates report`."""
     check_matplotlib("headgates report")
     for path, ending in ((options.out, ".html"), (options.gif, ".gif")):
         if path is not None:
@@ -46,10 +46,9 @@ def run(options: ReportOptions) -> int:
         write(options.gif, animation, options.force)
     with_curves = {run.name for run in found.trainings if run.series}
     for folder in {*map(Path, filter(os.path.isdir, options.files))} - {*map(Path, with_curves)}:
-        cure = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
-        warn("report", f"{folder} has no log of its training, so the page has no curves of it: {cure}")
+        hint = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
+        warn("report", f"{folder} has no log of its training, so the page has no curves of it: {hint}")
     say(f"wrote {options.out} ({len(page.encode()) / 2**20:.1f} MB)")
-    return 0
 
 
 def report_page(found: Experiment, command: str) -> str:

@@ -1,8 +1,5 @@
 """`headgates report`: write one web page about an experiment."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fairseq_headgates.cli.command import argument, command, option
 from fairseq_headgates.cli.options import Trust
 from fairseq_headgates.cli.parser import filled
@@ -10,18 +7,15 @@ from fairseq_headgates.cli.parser import filled
 
 @command(
     "report",
-    "write a web page about an experiment",
     "headgates report report.html gated baseline/checkpoint_best.pt",
     "headgates report scores.html gated scores.json functions.json",
 )
-@dataclass(kw_only=True)
 class ReportOptions(Trust):
-    """The options of `headgates report`."""
+    """Write a web page about an experiment.
 
-    description: ClassVar[str] = (
-        "Write a report: one HTML file that opens from disk, without network, with figures and tables of the inputs, "
-        "in any combination."
-    )
+    Write a report: one HTML file that opens from disk, without network, with figures and tables of the inputs, in any
+    combination.
+    """
 
     out: str = argument(metavar="OUT.html", type=filled, help="the page to write")
     files: list[str] = argument(

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.attention.sites import gated_sites
+from fairseq_headgates.attention.modules import gated_modules
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import build_model, read_heads
 from fairseq_headgates.evaluation import Evaluation
@@ -126,7 +126,7 @@ def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
         raise ValueError(f"{path}: {error}") from None
     args: Any = model.args
     alive = parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None
-    of_gates = [site.attention.gate.distribution for site in gated_sites(model)]
+    of_gates = [module.attention.gate.distribution for module in gated_modules(model)]
     distribution = (of_gates[0].temperature, of_gates[0].low, of_gates[0].high) if of_gates else None
     parts = (heads.gate, heads.open_probability, alive, heads.parameters, distribution)
     found.models.append(ModelHeads(path, *parts))

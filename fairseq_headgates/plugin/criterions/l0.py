@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from torch import nn
 
-from fairseq_headgates.attention.sites import gate_method
+from fairseq_headgates.attention.modules import gate_method
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, L0Schedule, TargetGates, parse_weights
 from fairseq_headgates.messages import PROGRAM, fail, shown
 from fairseq_headgates.plugin.criterions.config import HELP, L0Config

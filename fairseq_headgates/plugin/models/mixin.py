@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fairseq_headgates.attention.cuts import remove_heads
 from fairseq_headgates.attention.freezing import freeze
 from fairseq_headgates.attention.gating import fix_heads, insert_gates
+from fairseq_headgates.attention.modules import attention_modules, use_head_attention
 from fairseq_headgates.attention.neurons import set_ffn_dims
-from fairseq_headgates.attention.sites import head_sites, use_head_attention
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates
 from fairseq_headgates.inference.beam_stacks import BeamDecoder, use_beam_stacks
@@ -61,8 +61,8 @@ def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
         return
     ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else None
     if options.stop_when_settled:
-        cure = f"use --criterion {ours}" if ours else "leave it out"
-        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: {cure}")
+        hint = f"use --criterion {ours}" if ours else "leave it out"
+        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: {hint}")
     if METHODS[options.sparsity_method].has_penalty:
         logger.warning(
             f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "
@@ -197,8 +197,8 @@ class HeadGatesMixin:
             raise ValueError(f"the model is prepared for inference in {self.prepared_for}: load it again for {dtype}")
         self.prepared_for = dtype
         super().make_generation_fast_(**kwargs, inference_dtype=dtype)  # type: ignore[misc]
-        for site in head_sites(self):  # type: ignore[arg-type]
-            site.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
+        for module in attention_modules(self):  # type: ignore[arg-type]
+            module.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, BeamDecoder):

@@ -58,7 +58,7 @@ def mask_of_checkpoint(path: str) -> HeadTable:
     Raises:
         ValueError: in one line, if the file is not such a checkpoint
     """
-    state = load_checkpoint(path, cure="take another file, or a mask as JSON")
+    state = load_checkpoint(path, hint="take another file, or a mask as JSON")
     try:
         args, weights = _options(model_args(state)), state["model"]
         sizes = _sizes(weights, args)

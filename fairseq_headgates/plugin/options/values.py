@@ -101,7 +101,7 @@ def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
     The path of a checkpoint stands for the numbers that it stores, None if no neurons were removed.
     """
     if isinstance(value, str) and os.path.isfile(value):
-        value = getattr(model_args(load_checkpoint(value, cure="give the numbers as JSON")), "ffn_dims", None)
+        value = getattr(model_args(load_checkpoint(value, hint="give the numbers as JSON")), "ffn_dims", None)
     if value in (None, ""):
         return None
     try:

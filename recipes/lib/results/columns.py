@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from fairseq_headgates.files import read_text
-from fairseq_headgates.report.tables import results_table, rounded
+from fairseq_headgates.report.tables import rounded, text_table
 from results.rows import REPEAT, Row, by_model
 
 LEVEL = 0.05
@@ -55,7 +55,8 @@ def table(seeds: Sequence[Sequence[Row]], columns: Sequence[Column]) -> str:
             title = column.of_seeds if column.of_seeds and len(seeds) > 1 else column.title
             for name, found in values.items():
                 lines[name][title] = "-" if None in found else column.form(found)
-    return results_table(lines)
+    titles = next(iter(lines.values()))
+    return text_table(["model", *titles], [[name, *cells.values()] for name, cells in lines.items()])
 
 
 def tsv(rows: Sequence[Row], columns: Sequence[Column]) -> str:

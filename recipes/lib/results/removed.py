@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 
 from commands import ArgumentParser
-from fairseq_headgates.evaluation.result_files import read_evaluations
-from fairseq_headgates.evaluation.results import Evaluation
+from fairseq_headgates.evaluation.results import Evaluation, read_evaluations
 from fairseq_headgates.files import read_text
 
 

@@ -1,0 +1,243 @@
+"""Find the attention layers of a fairseq model and replace them by `HeadAttention`.
+
+Shapes: B batch, T target length, S source length, L layers, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from fairseq_headgates.attention.alignments import watch_alignments
+from fairseq_headgates.attention.features import attention_features, other_attention
+from fairseq_headgates.attention.head_attention import HeadAttention
+from fairseq_headgates.compat import without_shortcut
+from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, HeadGates
+from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
+from fairseq_headgates.messages import shown
+
+ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
+
+
+@dataclass(frozen=True)
+class AttentionModule:
+    """One attention layer of a model: its type, its layer number from 0, its module name, and the module."""
+
+    attention_type: str
+    layer: int
+    name: str
+    attention: MultiheadAttention
+
+
+def attention_modules(model: nn.Module) -> list[AttentionModule]:
+    """Return all attention layers of a fairseq model, stock or `HeadAttention`, ordered by type and layer.
+
+    The layers of a type are counted over all encoders or decoders of the model, in the order of its modules. A module
+    that several parts of the model share is one layer.
+
+    Raises:
+        ValueError: if the layers of a type have different numbers of heads
+    """
+    sites_by_type: dict[str, list[AttentionModule]] = {attention_type: [] for attention_type in TYPES}
+    for name, module in model.named_modules():
+        if isinstance(module, MultiheadAttention) and not name.endswith(ACROSS_CHANNELS):
+            attention_type, _ = attention_type_and_layer(name)
+            modules = sites_by_type[attention_type]
+            modules.append(AttentionModule(attention_type, len(modules), name, module))
+    for attention_type, modules in sites_by_type.items():
+        heads = sorted({_heads(module) for module in modules})
+        if len(heads) > 1:
+            numbers = " and ".join(map(str, heads))
+            raise ValueError(
+                f"{type(model).__name__} has {attention_type} layers with {numbers} heads: all layers of an attention "
+                "type must have the same number, build the model with one number of heads for each type"
+            )
+    return [module for modules in sites_by_type.values() for module in modules]
+
+
+def _heads(module: AttentionModule) -> int:
+    """Return the number of heads of a layer, removed heads included."""
+    return getattr(module.attention, "heads", module.attention.num_heads)
+
+
+def like(attention: MultiheadAttention) -> Tensor:
+    """Return a tensor with the precision and device that factors on the heads of a layer need."""
+    weight = attention.out_proj.weight
+    return weight if torch.is_tensor(weight) else torch.empty(0)  # of a quantised layer it is a function
+
+
+def _supported_modules(model: nn.Module) -> list[AttentionModule]:
+    """Return `attention_modules(model)`. Raise ValueError with the reason if the model has no heads to gate or remove."""
+    name = type(model).__name__
+    if name == "PipelineParallelTransformerModel":
+        raise ValueError(
+            f"{name} cannot be gated or pruned, because its modules are stages of a pipeline, whose names do not say "
+            "which layers are the encoder's and which the decoder's: choose --arch transformer"
+        )
+    modules = attention_modules(model)
+    if not modules:
+        others = ", ".join(other_attention(model))
+        reason = (
+            f"its attention is of class {others}, not fairseq's MultiheadAttention" if others else "it has no attention"
+        )
+        raise ValueError(
+            f"{name} has no heads to gate or remove, because {reason}: choose a model with MultiheadAttention, e.g. "
+            "--arch transformer"
+        )
+    return modules
+
+
+def gated_modules(model: nn.Module) -> list[AttentionModule]:
+    """Return the attention layers that have stochastic gates, ordered by type and layer."""
+    return [module for module in attention_modules(model) if getattr(module.attention, "gate", None) is not None]
+
+
+def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return {type: (layers, heads per layer)} of a model, removed heads included."""
+    modules = attention_modules(model)
+    return {
+        attention_type: (len(group), _heads(group[0]))
+        for attention_type in TYPES
+        if (group := [module for module in modules if module.attention_type == attention_type])
+    }
+
+
+def number_of_parameters(model: nn.Module) -> int:
+    """Return the number of parameters of a model, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def use_head_attention(model: nn.Module) -> nn.Module:
+    """Replace every attention module of fairseq in `model` by a `HeadAttention` with the same weights, in place.
+
+    Raises:
+        ValueError: with every reason, if the model has no attention, or attention that `HeadAttention` cannot compute
+    """
+    modules = [module for module in _supported_modules(model) if not isinstance(module.attention, HeadAttention)]
+    reasons = sorted({feature for module in modules for feature in attention_features(module.attention)})
+    if reasons:
+        raise ValueError("attention with " + ", ".join(reasons) + " cannot be gated: build the model without it")
+    for module in modules:
+        parent, _, child = module.name.rpartition(".")
+        layer: Any = model.get_submodule(parent)
+        setattr(layer, child, HeadAttention(module.attention))
+        _remove_noise(getattr(layer, child))
+        without_shortcut(layer)
+    watch_alignments(model)
+    return model
+
+
+def _remove_noise(attention: nn.Module) -> None:
+    """Remove the hooks of `--quant-noise-pq` on the projections. The stock module does not call them in training."""
+    for projection in attention.children():
+        hooks = projection._forward_pre_hooks
+        for number in [n for n, hook in hooks.items() if getattr(hook, "__module__", "") == quant_noise.__module__]:
+            del hooks[number]
+
+
+def gate_values(model: nn.Module) -> dict[str, Tensor]:
+    """Return the evaluation gate of every head (Louizos et al. 2018, eq. 13).
+
+    Returns:
+        {type: [L, H]} in [0, 1], in single precision: 1 for a head without a gate, 0 for a masked or removed head
+
+    Raises:
+        ValueError: if the model has no heads to gate
+    """
+    return _per_type(model, HeadGates.evaluation_value)
+
+
+def head_factors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the factor on every head in evaluation: the evaluation gate, times the output scale if there is one.
+
+    Returns:
+        {type: [L, H]}, in single precision: 1 for a head without a gate, 0 for a masked or removed head
+    """
+    return _per_type(model, HeadGates.factor)
+
+
+def open_probabilities(model: nn.Module) -> dict[str, Tensor]:
+    """Return P(gate != 0) of every head (Voita et al. 2019, eq. 6).
+
+    Returns:
+        {type: [L, H]} in [0, 1], in single precision: 1 for a head without a gate, 0 for a masked or removed head
+    """
+    return _per_type(model, HeadGates.open_probability)
+
+
+def _per_type(model: nn.Module, of_gate: Callable[[HeadGates], Tensor]) -> dict[str, Tensor]:
+    rows: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for module in _supported_modules(model):
+            rows.setdefault(module.attention_type, []).append(_per_head(module.attention, of_gate))
+    return {attention_type: torch.stack(group) for attention_type, group in rows.items()}
+
+
+def _per_head(attention: MultiheadAttention, of_gate: Callable[[HeadGates], Tensor]) -> Tensor:
+    """Return a number for every head that the layer was trained with, 0 for a removed one: [heads]."""
+    precise: dict[str, Any] = {"dtype": torch.float32, "device": like(attention).device}
+    if not isinstance(attention, HeadAttention):
+        return torch.ones(attention.num_heads, **precise)
+    row = torch.zeros(attention.heads, **precise)
+    alive = torch.ones(attention.num_heads, **precise) if attention.gate is None else of_gate(attention.gate)
+    kept = torch.tensor(attention.kept, dtype=torch.long, device=row.device)
+    return row.index_put((kept,), alive if attention.head_mask is None else alive * attention.head_mask.float())
+
+
+def gate_method(model: nn.Module) -> GateMethod:
+    """Return the gating method of a model. Raise ValueError if the model has no gates."""
+    method = getattr(model, "gate_method", None)
+    if method is None:
+        raise ValueError("the model has no stochastic gates: train it with --gate-heads, e.g. --gate-heads enc-self")
+    return method
+
+
+def l0_penalty(model: nn.Module, reduction: str = "sum") -> Tensor:
+    """Return L_C = sum over gated heads of P(gate != 0) (Voita et al. 2019, eq. 7), a scalar with its gradient.
+
+    Args:
+        model: a gated model
+        reduction: "sum", or "layer-mean": divided by the number of gated attention layers, as in the released code
+
+    Raises:
+        ValueError: if the model has no gates, or for an unknown reduction
+    """
+    if reduction not in L0_REDUCTIONS:
+        raise ValueError(f"unknown reduction {shown(reduction)}: choose from {', '.join(L0_REDUCTIONS)}")
+    method = gate_method(model)
+    total = method.open_probability(method.log_alpha()).sum()
+    return total / len(method.layers) if reduction == "layer-mean" else total
+
+
+def module_table(model: nn.Module, rows: Mapping[AttentionModule, Tensor], name: str = "") -> HeadTable:
+    """Return `rows`, a number [H] for every remaining head of each layer, as a `HeadTable`; NaN for removed heads."""
+    values = {each: [[math.nan] * heads for _ in range(n)] for each, (n, heads) in head_counts(model).items()}
+    for module, row in rows.items():
+        for head, value in zip(module.attention.kept, row.tolist(), strict=True):
+            values[module.attention_type][module.layer][head] = value
+    return HeadTable(values, name)
+
+
+def to_table(tensors: Mapping[str, Tensor], name: str, signature: str = "") -> HeadTable:
+    """Convert {type: [L, H]} to a `HeadTable`."""
+    return HeadTable({attention_type: tensor.tolist() for attention_type, tensor in tensors.items()}, name, signature)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the context, all modules are in evaluation mode; afterwards each has its previous mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
