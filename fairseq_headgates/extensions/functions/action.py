@@ -26,8 +26,8 @@ from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.report.functions import function_table
 
 
-def run(options: FunctionsOptions) -> int:
-    """Run `headgates functions` and return its exit code."""
+def run(options: FunctionsOptions) -> None:
+    """Run `headgates functions`."""
     if options.relations is not None and options.conllu is None and options.target_conllu is None:
         raise ValueError("--relations needs trees: add --conllu FILE or --target-conllu FILE")
     _check_align_by(options)
@@ -52,23 +52,13 @@ def run(options: FunctionsOptions) -> int:
         if scores:
             end += [scored_table(scored_functions(first, scores)), *(table.signature for table in scores)]
         text = json.dumps([first, *others] if others else first, allow_nan=False)
-<<<<<<< HEAD
         _warn_without_mark(session, options, annotations)
         session.write(options.out, text + "\n")
-=======
-        _warn_without_mark(work, options, annotations)
-        work.write(options.out, text + "\n")
->>>>>>> part-r3
         tables = []
         for name, result in results.items():
             tables += [name] * bool(others) + [function_table(result)]
             tables += [statistics_table(result)] * options.statistics + [result["signature"]]
-<<<<<<< HEAD
         session.say(text if options.json else "\n\n".join([*tables, *end]))
-    return 0
-=======
-        work.say(text if options.json else "\n\n".join([*tables, *end]))
->>>>>>> part-r3
 
 
 def _check_align_by(options: FunctionsOptions) -> None:
