@@ -1,4 +1,4 @@
-"""Attention types, head tables, and their files: masks, scores, gate logs (no torch)."""
+"""Attention types, head tables, and their files: masks, scores, functions (no torch)."""
 
 from fairseq_headgates.heads.counts import count_of, number_of_heads, parse_count
 from fairseq_headgates.heads.files import (
