@@ -101,8 +101,10 @@ class AllAttention(HeadAttention):
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         scores, q = self._scores(q, k, positions, masked)
         weights_asked = self._dropout() > 0 or (self.hook is not None and self.hook.weights)
-        if self.vectors and is_fused(q) and not weights_asked:
-            context = joint_attention(scores, v, q, self.persistent.key, self.persistent.value, math.sqrt(self.vectors))
+        fused = q.device.type == "cpu" and q.dtype != torch.float16 and has_fused_attention()
+        if self.vectors and fused and not weights_asked:
+            vectors = self.persistent.key, self.persistent.value
+            context = JointAttention.apply(scores, v, q, *vectors, math.sqrt(self.vectors))
             context = context.transpose(0, 1)
             context = context if self.hook is None else self.hook(None, context)
         else:
@@ -132,7 +134,7 @@ class AllAttention(HeadAttention):
         return scores, content.flatten(1, 2)
 
     def _by_formula(self, scores: Tensor, q: Tensor, v: Tensor) -> Tensor:
-        """Return the contexts [B, H, T, D]; see `joint_attention`. The hook sees the weights on the block itself."""
+        """Return the contexts [B, H, T, D]; see `JointAttention`. The hook sees the weights on the block itself."""
         heads, batch, length, positions = scores.shape
         persistent = (q @ self.persistent.key.transpose(1, 2)).view(heads, batch, length, -1)
         all_scores = torch.cat([scores, persistent], dim=-1)
@@ -164,12 +166,7 @@ def distance_encodings(size: int, dim: int, like: Tensor) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :dim].to(like.dtype)
 
 
-def is_fused(x: Tensor) -> bool:
-    """Return whether `joint_attention` works for tensors like this one: on a CPU, with PyTorch's fused attention."""
-    return x.device.type == "cpu" and x.dtype != torch.float16 and has_fused_attention()
-
-
-class _JointAttention(torch.autograd.Function):
+class JointAttention(torch.autograd.Function):
     """One softmax over positions and persistent vectors, without materialising the attention weights on the vectors.
 
     With scores a on positions and q k'^T on vectors, and z the sum of all their exponentials,
@@ -179,10 +176,15 @@ class _JointAttention(torch.autograd.Function):
     The second sum is computed by PyTorch's fused attention, which also returns the logarithm of its own sum of
     exponentials. Its backward pass takes the logarithm of the whole sum z and the whole output instead: the gradient of
     a weight p = exp(s) / z is p (dp - out . dout) for all keys alike (Dao et al. 2022, appendix B.2).
+
+    The arguments of `apply` are the masked scores a [H, B, T, S] and the values v [H, B, S, D] of the positions; the
+    queries q of the vectors, in the order of those of a, [H, B T, D]; their keys k' and values v', [H, N, D]; and c.
+    The result are the contexts [H, B, T, D].
     """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, v: Tensor, q: Tensor, keys: Tensor, values: Tensor, factor: float) -> Tensor:
+        """Return the contexts; torch calls it."""
         on_vectors, log_z = fused_attention(q[None], keys[None], values[None])
         on_vectors, log_z = on_vectors[0].view(*v.shape[:2], -1, v.size(3)), log_z[0].view(*v.shape[:2], -1, 1)
         weights = scores.softmax(-1)
@@ -197,6 +199,7 @@ class _JointAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the arguments; torch calls it."""
         weights, v, q, keys, values, out, whole = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         at_v = weights.transpose(2, 3) @ gradient
@@ -207,20 +210,3 @@ class _JointAttention(torch.autograd.Function):
             rows, q[None], keys[None], values[None], out.view_as(q)[None] / ctx.factor, whole
         )
         return at_scores, at_v, at_q[0], at_keys[0], at_values[0], None
-
-
-def joint_attention(scores: Tensor, v: Tensor, q: Tensor, keys: Tensor, values: Tensor, factor: float = 1.0) -> Tensor:
-    """Attend to positions and persistent vectors in one softmax.
-
-    Args:
-        scores: scores of the positions, masked, [H, B, T, S]
-        v: values of the positions, [H, B, S, D]
-        q: queries of the vectors, in the order of those of `scores`, [H, B T, D]
-        keys: keys of the vectors, [H, N, D]
-        values: their values, [H, N, D]
-        factor: c, a factor on these values
-
-    Returns:
-        The contexts [H, B, T, D]
-    """
-    return _JointAttention.apply(scores, v, q, keys, values, factor)

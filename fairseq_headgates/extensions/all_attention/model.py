@@ -279,8 +279,10 @@ register_preset(
 )
 
 
-def preset(name: str, **options: Any) -> None:
-    """Register an architecture with values for options that the command line leaves open."""
+def preset(name: str, layers: int, heads: int, dim: int, **options: Any) -> None:
+    """Register an architecture with sizes and other options for what the command line leaves open."""
+    options |= {"decoder_layers": layers, "decoder_attention_heads": heads}
+    options |= {f"decoder_{part}_dim": dim for part in ("embed", "input", "output")}
 
     def set_options(args: Any) -> None:
         fill(args, **options)
@@ -289,16 +291,12 @@ def preset(name: str, **options: Any) -> None:
     register_preset("transformer_lm_all_attention", f"transformer_lm_all_attention_{name}", set_options)
 
 
-def sizes(layers: int, heads: int, dim: int) -> dict[str, int]:
-    """Return the options for a number of layers, of heads, and the size of embeddings."""
-    dims = {f"decoder_{name}_dim": dim for name in ("embed", "input", "output")}
-    return {"decoder_layers": layers, "decoder_attention_heads": heads, **dims}
-
-
 # Shim et al. 2021 and their configuration: segment and memory of 192 (--tokens-per-sample 192), WikiText-103
 preset(
     "wt103",
-    **sizes(16, 8, 512),
+    layers=16,
+    heads=8,
+    dim=512,
     persistent_vectors=2048,
     mem_len=192,
     adaptive_input=True,
@@ -309,4 +307,4 @@ preset(
     tie_adaptive_proj=True,
 )
 # Trains on two CPU cores; with --tokens-per-sample 64
-preset("small", **sizes(6, 8, 128), persistent_vectors=512, mem_len=64, share_decoder_input_output_embed=True)
+preset("small", 6, 8, 128, persistent_vectors=512, mem_len=64, share_decoder_input_output_embed=True)

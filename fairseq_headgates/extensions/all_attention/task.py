@@ -24,16 +24,10 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from fairseq_headgates.messages import PROGRAM, fail
 
 STREAM_BLOCKS = 64
-# Options of fairseq's task that this one does not have, with the values that mean "not used".
-UNSUPPORTED = {
-    "output_dictionary_size": -1,
-    "add_bos_token": False,
-    "shorten_method": "none",
-    "pad_to_fixed_length": False,
-    "pad_to_fixed_bsz": False,
-    "self_target": False,
-    "past_target": False,
-}
+# Options of fairseq's task that this one does not have: they must have fairseq's default.
+UNSUPPORTED = (
+    "output_dictionary_size add_bos_token shorten_method pad_to_fixed_length pad_to_fixed_bsz self_target past_target"
+).split()
 
 
 @dataclass
@@ -90,9 +84,7 @@ class Segments(FairseqDataset):
         """Return the length of a block; fairseq calls it."""
         return int(self.sizes[index])
 
-    def size(self, index: int) -> int:
-        """Return the length of a block; fairseq calls it."""
-        return int(self.sizes[index])
+    size = num_tokens
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch, with `blocks` [B, 2] in its net_input: the stream of each block, and its place in it from 0."""
@@ -161,7 +153,8 @@ class SegmentTask(LanguageModelingTask):
         for name in ("tokens_per_sample", "stream_blocks"):
             if getattr(args, name) < 1:
                 fail(PROGRAM, f"--{name.replace('_', '-')} is {getattr(args, name)}: it must be at least 1")
-        for name, unused in UNSUPPORTED.items():
+        for name in UNSUPPORTED:
+            unused = getattr(LanguageModelingConfig, name)
             value = getattr(args, name, unused)
             if str(value) != str(unused):
                 fail(PROGRAM, f"--{name.replace('_', '-')} is {value}: leave it out, this task does not support it")

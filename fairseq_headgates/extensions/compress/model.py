@@ -20,7 +20,7 @@ from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.extensions.compress.plan import Plan, Units, parameters_saved, plan_of, units_of
-from fairseq_headgates.extensions.compress.timing import Times, Work
+from fairseq_headgates.extensions.compress.timing import Work
 
 TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected once
 
@@ -125,8 +125,8 @@ class Compressor:
         return Work(self.whole, self.measured) if self.timed else None
 
     @cached_property
-    def times(self) -> Times:
-        """The time of the whole model, and what is saved without units."""
+    def times(self) -> tuple[float, list[dict[int, float]]]:
+        """The seconds of the whole model, and those that are saved without units of each block."""
         assert self.work
         return self.work.times(self.whole, self.units, self.progress("times"))
 
@@ -177,9 +177,10 @@ class Compressor:
 
     def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
         assert self.work and speedup
-        pairs = [pair for pair in zip(self.units, self.times.saved, strict=True) if pair[0].kind in kinds]
-        units, saved = [each for each, _ in pairs], [seconds for _, seconds in pairs]
-        total, most = self.times.total, sum(max(seconds.values()) for seconds in saved)
+        total, of_blocks = self.times
+        units = [each for each in self.units if each.kind in kinds]
+        saved = [seconds for each, seconds in zip(self.units, of_blocks, strict=True) if each.kind in kinds]
+        most = sum(max(seconds.values()) for seconds in saved)
         if not 1 <= speedup <= total / (total - most):
             raise OutOfReach(
                 f"--speedup is {speedup:g}: it must be from 1 to {total / (total - most):.2f}, the estimate without "

@@ -40,17 +40,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Units:
-    """The units of one block: their number, the parameters of each, and what it costs to remove them."""
+    """The units of one block, "heads" or "neurons": the parameters of each, and what it costs to remove them."""
 
     block: Block
+    kind: str
     parameters: int
     curve: Curve
     grain: int
-
-    @property
-    def kind(self) -> str:
-        """What the units are, "heads" or "neurons"."""
-        return kind_of(self.block)
 
     @property
     def number(self) -> int:
@@ -111,7 +107,7 @@ def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Unit
     slopes = weight.T @ (found.gradients / max(1.0, found.positions)) @ weight
     scale = found.positions / targets / math.log(2)
     curve = removal_curve(found.covariance(linear.bias is not None), slopes, size, scale)
-    return Units(block, parameters, curve, grain)
+    return Units(block, kind_of(block), parameters, curve, grain)
 
 
 def parameters_saved(units: Sequence[Units]) -> list[dict[int, int]]:

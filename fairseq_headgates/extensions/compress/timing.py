@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -28,19 +28,6 @@ LEVELS = 16  # steps from all units of a block to none, all of them measured
 PASSES = 2  # measurements of every step, the fastest counts
 SECONDS = 0.5  # of processor time that the work takes, at least
 ROUNDS = 5  # of a comparison
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds that a model takes for its work.
-
-    Attributes:
-        total: of the whole model
-        saved: what is saved without some units, {number of removed units: seconds} for each block
-    """
-
-    total: float
-    saved: tuple[Mapping[int, float], ...]
 
 
 class Work:
@@ -85,7 +72,9 @@ class Work:
         before, after = speeds([self.prepared(each)[1] for each in (whole, model)], self.device, ROUNDS)
         return after / before
 
-    def times(self, model: nn.Module, units: Sequence[Units], progress: Progress = iter) -> Times:
+    def times(
+        self, model: nn.Module, units: Sequence[Units], progress: Progress = iter
+    ) -> tuple[float, list[dict[int, float]]]:
         """Measure the time of a model, and of the blocks with some of their units.
 
         Blocks of the same kind and size are measured together: their mean counts.
@@ -94,6 +83,9 @@ class Work:
             model: the whole model
             units: the units of its blocks
             progress: wraps the iterable of measurements
+
+        Returns:
+            The seconds of the model, and for each block the seconds that are saved, by the number of removed units
         """
         total, found = float("inf"), defaultdict[tuple, list[float]](list)
         for level in progress([*range(LEVELS + 1)] * PASSES):
@@ -108,7 +100,7 @@ class Work:
             for key, of_blocks in alike.items():
                 found[key, level].append(mean(of_blocks))
         fastest = {key: min(of_passes) for key, of_passes in found.items()}
-        return Times(total, tuple(_saved(each, fastest) for each in units))
+        return total, [_saved(each, fastest) for each in units]
 
     def _seconds(self, run: Callable[[], int]) -> float:
         begun = self.clock()
@@ -150,7 +142,7 @@ def _saved(units: Units, seconds: Mapping[tuple, float]) -> dict[int, float]:
 @contextmanager
 def _timed(model: nn.Module, units: Sequence[Units], clock: Callable[[], float]) -> Iterator[dict[str, float]]:
     """Yield {name of a block: seconds}, to which every pass of the model adds."""
-    seconds, hooks = {each.block.name: 0.0 for each in units}, []
+    seconds = {each.block.name: 0.0 for each in units}
     begun: dict[str, list[float]] = defaultdict(list)
 
     def begin(name: str, *_: Any) -> None:
@@ -161,15 +153,13 @@ def _timed(model: nn.Module, units: Sequence[Units], clock: Callable[[], float])
         if not begun[name]:  # not within another part of the block
             seconds[name] += clock() - start
 
-    for block in (each.block for each in units):
-        parts = [(block.name if block.is_attention else f"{block.layer}.fc1", block.name)]
-        if block.attention_type == "dec-enc" and model.get_submodule(block.name).num_heads:
-            parts += [(f"{block.name}.{each}",) * 2 for each in ("k_proj", "v_proj")]  # once in a search, before it
-        for first, last in parts:
-            hooks.append(model.get_submodule(first).register_forward_pre_hook(partial(begin, block.name)))
-            hooks.append(model.get_submodule(last).register_forward_hook(partial(end, block.name)))
-    try:
+    with ExitStack() as hooks:
+        for block in (each.block for each in units):
+            parts = [(block.name if block.is_attention else f"{block.layer}.fc1", block.name)]
+            if block.attention_type == "dec-enc" and model.get_submodule(block.name).num_heads:
+                parts += [(f"{block.name}.{each}",) * 2 for each in ("k_proj", "v_proj")]  # once in a search, before it
+            for first, last in parts:
+                before, after = partial(begin, block.name), partial(end, block.name)
+                hooks.callback(model.get_submodule(first).register_forward_pre_hook(before).remove)
+                hooks.callback(model.get_submodule(last).register_forward_hook(after).remove)
         yield seconds
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -231,15 +231,11 @@ class FunctionCounts:
             _count_hits(counts.pairs, layout.pairs, weights)
 
     def share(self) -> None:
-        """Add the counts of all workers."""
+        """Add the counts of all workers. Raise ValueError for trees and alignments of other sentences."""
         for counts in (*self.heads.values(), *self.type_counts.values(), *self.trees.values(), self.links):
             for part in vars(counts).values() if counts else ():
                 if isinstance(part, Tensor):
                     part.copy_(all_reduce(part))
-        self._check_trees()
-        self._check_links()
-
-    def _check_trees(self) -> None:
         for side, trees in self.trees.items():
             wrong = sorted(gather(dict.fromkeys(trees.mismatched)))
             if len(wrong) > MISMATCHED * trees.counts[0]:
@@ -248,13 +244,10 @@ class FunctionCounts:
                     f"{len(wrong)} trees of the {side} are not those of its sentences (number {first}): "
                     "give the trees of the same text, one for every line"
                 )
-
-    def _check_links(self) -> None:
-        wrong = gather(self.links.wrong) if self.links is not None else {}
-        if wrong:
-            number = min(wrong)
+        if self.links is not None and (outside := gather(self.links.wrong)):
+            number = min(outside)
             raise ValueError(
-                f"the alignment of sentence {number} has {wrong[number]}: align the text from before subword "
+                f"the alignment of sentence {number} has {outside[number]}: align the text from before subword "
                 "segmentation"
             )
 

@@ -47,10 +47,11 @@ def read_trees(path: str) -> list[Tree]:
 
 def _tree(sentence: Sequence[dict]) -> Tree:
     words = [token for token in sentence if isinstance(token["id"], int)]  # not 3-4 (multiword) and 5.1 (empty)
+    text = " ".join(str(word["form"]) for word in words)[:60]
     if any(not isinstance(word["head"], int) or not 0 <= word["head"] <= len(words) for word in words):
-        raise ValueError(f"the sentence {' '.join(str(word['form']) for word in words)[:60]!r} has a wrong HEAD")
+        raise ValueError(f"the sentence {text!r} has a wrong HEAD")
     if [word["id"] for word in words] != list(range(1, len(words) + 1)):
-        raise ValueError(f"the words of {' '.join(str(word['form']) for word in words)[:60]!r} have wrong IDs")
+        raise ValueError(f"the words of {text!r} have wrong IDs")
     forms, unspelled = [str(word["form"]) for word in words], set()
     for token in sentence:
         if not isinstance(token["id"], int) and token["id"][1] == "-":

@@ -68,12 +68,9 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
         models: objects with `heads` and `layers` as in a sweep file, sorted by the number of heads
         name: what the models have in common
     """
-    types = [each for each in TYPES if models and each in models[0]["heads"]]
-    lines = {"heads kept by type": _by_type(models, types)}
-    lines |= {f"{each}, by layer": _by_layer(models, each) for each in types}
     totals = [model["heads"]["total"] for model in models]
     panels = []
-    for title, groups in lines.items():
+    for title, groups in _groups(models).items():
         points = {label: [*zip(totals, kept, strict=True)] for label, kept in groups.items()}
         draw = partial(draw_lines, lines=points, x="total heads kept", y="heads kept", counts=True)
         panels.append(Panel(f"{title} ({name})", draw))
@@ -87,15 +84,14 @@ def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
         models: objects with `name`, and with `heads` and `layers` as in a sweep file
     """
     names = [model["name"] for model in models]
-    types = list(models[0]["layers"])
-    groups = {"heads kept by type": _by_type(models, types)}
-    groups |= {f"{each}, heads kept by layer": _by_layer(models, each) for each in types}
-    return [Panel(title, partial(_bars, names=names, groups=each)) for title, each in groups.items()]
+    return [Panel(title, partial(_bars, names=names, groups=each)) for title, each in _groups(models).items()]
 
 
-def _by_type(models: Sequence[Mapping[str, Any]], types: Sequence[str]) -> dict[str, list[float]]:
-    """Return the heads of each type that each model keeps."""
-    return {each: [model["heads"][each] for model in models] for each in types}
+def _groups(models: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Return {title of a plot: {label: heads kept by each model}}: of each type, and of each layer of a type."""
+    types = [each for each in TYPES if each in models[0]["layers"]]
+    by_type = {"heads kept by type": {each: [model["heads"][each] for model in models] for each in types}}
+    return by_type | {f"{each}, heads kept by layer": _by_layer(models, each) for each in types}
 
 
 def _by_layer(models: Sequence[Mapping[str, Any]], attention_type: str) -> dict[str, list[float]]:

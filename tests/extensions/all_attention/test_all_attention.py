@@ -12,7 +12,7 @@ from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.extensions.all_attention.layer import joint_attention
+from fairseq_headgates.extensions.all_attention.layer import JointAttention
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.attention_cache import mask_value
 
@@ -198,18 +198,18 @@ def by_formula(scores, v, q, keys, values, factor):
 
 def test_joint_attention_is_the_formula_with_its_gradients():
     inputs = joint_inputs()
-    found, expected = (function(*inputs, 1.7) for function in (joint_attention, by_formula))
+    found, expected = (function(*inputs, 1.7) for function in (JointAttention.apply, by_formula))
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)
     for a, b in zip(*(torch.autograd.grad((x * weights).sum(), inputs) for x in (found, expected)), strict=True):
         torch.testing.assert_close(a, b)
-    assert torch.autograd.gradcheck(lambda *x: joint_attention(*x, 1.7), inputs)
+    assert torch.autograd.gradcheck(lambda *x: JointAttention.apply(*x, 1.7), inputs)
 
 
 def test_masked_positions_and_extreme_scores():
     scores, v, q, keys, values = joint_inputs()
     scores = torch.where(torch.arange(6) > 2, mask_value(scores.dtype), 300 * scores)
-    found = joint_attention(scores, v, 40 * q, keys, values, 1.0)
+    found = JointAttention.apply(scores, v, 40 * q, keys, values, 1.0)
     torch.testing.assert_close(found, by_formula(scores, v, 40 * q, keys, values, 1.0))
 
 
