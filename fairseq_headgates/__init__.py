@@ -1,9 +1,9 @@
 """fairseq-headgates: learn which attention heads of a fairseq transformer can be removed, and remove them.
 
 Importing the package calls `register` (this is what ``--user-dir`` does). The names of the public API are imported when
-they are first used, so that a training imports only what it needs. The `headgates` command, and recipes, import
-`headgates_start` first: then the package registers nothing, because fairseq and torch take seconds to import, and the
-command calls `register` for every subcommand that works with models.
+they are first used, so that a training imports only what it needs. If `headgates_start` was imported before, as the
+command and the recipes do, importing the package registers nothing: fairseq and torch take seconds to import. The
+command then calls `register` where it needs models.
 """
 
 import sys
@@ -14,11 +14,11 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# The public API: modules, and names by the modules that define them.
+# The public API: modules, and names by the modules that define them. `api.py` of an extension adds the name of its
+# folder: what it defines by this name, or itself.
 MODULES = {
     "ablation": "analysis.ablation",
     "agreement": "analysis.agreement",
-    "functions": "extensions.functions.api",
     "importance": "analysis.importance",
     "relevance": "analysis.relevance.explaining",
 }
@@ -31,14 +31,14 @@ NAMES = {
     "attention.head_attention": ("HeadAttention",),
     "attention.hooks": ("observe",),
     "attention.modules": ("gate_values", "attention_modules", "l0_penalty", "open_probabilities", "use_head_attention"),
-    "extensions.compress.model": ("compress",),
     "gates": ("HardConcrete", "HeadGates"),
     "heads": ("HeadId", "HeadTable", "parse_mask"),
     "plugin.models.language_model": ("TransformerLMHeadGatesModel",),
     "plugin.models.roberta": ("RobertaHeadGatesModel",),
     "plugin.models.transformer": ("TransformerHeadGatesModel",),
 }
-__all__ = sorted([*MODULES, *(name for names in NAMES.values() for name in names)])
+EXTENSIONS = [file.parent.name for file in Path(__file__).parent.glob("extensions/*/api.py")]
+__all__ = sorted([*MODULES, *EXTENSIONS, *(name for names in NAMES.values() for name in names)])
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +46,9 @@ def __getattr__(name: str) -> Any:
     if name in MODULES:
         load_extensions("scores")
         return import_module(f"{__name__}.{MODULES[name]}")
+    if name in EXTENSIONS:
+        api = import_module(f"{__name__}.extensions.{name}.api")
+        return getattr(api, name, api)
     for module, names in NAMES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -18,7 +18,7 @@ from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.messages import quoted
 
 NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
-Group = Callable[[argparse.ArgumentParser], Any]  # adds a group to a parser, and returns it
+Group = Callable[[argparse.ArgumentParser], Any]  # adds a group of options to a parser, and returns the group
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Declared:
 
     Attributes:
         keywords: those of `argparse.ArgumentParser.add_argument`
-        reads: what the file is that the value names, if it is read: "the mask"
-        writes: whether the value names a file to write, which is checked before the work
+        reads: for a file to read, which must exist: what messages call it ("the mask")
+        writes: whether the value names a file to write; whether it can be written is checked before the work
         within: the group that it belongs to
         positional: whether it is a positional argument
     """
@@ -57,7 +57,8 @@ def option(*, reads: str = "", writes: bool = False, within: Group | None = None
 class Options:
     """The values of the options of a command, which its subclasses declare.
 
-    The docstring of a command is its help: the first line in the list of commands, the others in its own help.
+    The docstring of a command is its help: the first line is in the list of commands, the paragraphs after it, or the
+    line itself where there are none, in the help of the command.
 
     Attributes:
         command: the name of the command
@@ -132,9 +133,11 @@ T = TypeVar("T", bound=type[Options])
 
 
 def command(name: str, *examples: str) -> Callable[[T], T]:
-    """Return a decorator that registers a class of options as a command."""
+    """Return a decorator that registers a class of options as a command. Raise ValueError for a name that is taken."""
 
     def register(options: T) -> T:
+        if name in COMMANDS:
+            raise ValueError(f"two commands are called {name}: {COMMANDS[name].__module__}, {options.__module__}")
         options.examples = examples
         COMMANDS[name] = options
         return options

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from inspect import getdoc
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from fairseq_headgates import __version__, load_extensions, register
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
 
     Args:
         argv: the arguments (default: those of the process)
-        started: called when fairseq and torch are imported, before the work
+        started: called once the arguments are valid and the imports are done
     """
     prepare_streams()
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -56,8 +57,7 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         workers = options.fairseq_arguments() is not None
         with stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
             check_outputs(options)
-            # cli/commands/NAME.py -> cli/actions/NAME.py, command.py -> action.py
-            import_module(type(options).__module__.replace("command", "action")).run(options)
+            action_of(type(options)).run(options)
             sys.stdout.flush()
             return 0
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
@@ -75,6 +75,13 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells do
     finally:
         logger.setLevel(level)  # the caller's level, if this runs inside another program
+
+
+def action_of(options: type[Options]) -> ModuleType:
+    """Import what runs a command: `cli/actions/NAME.py`, or `action.py` of an extension."""
+    package, _, name = options.__module__.rpartition(".")
+    path = f"{package}.action" if name == "command" else f"{package.removesuffix('commands')}actions.{name}"
+    return import_module(path)
 
 
 def find_commands() -> dict[str, type[Options]]:

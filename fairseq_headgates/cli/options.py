@@ -1,4 +1,4 @@
-"""Options of several commands, which inherit them and can declare one again with another help (no torch)."""
+"""Options that several commands share (no torch). A command inherits them, and may redeclare one to change its help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA_EPILOG = (
 
 
 class Trust(Options):
-    """--trust, of commands that load checkpoints, and the values of options that not all of them have."""
+    """--trust, of commands that load checkpoints, and defaults for options that only some of these commands declare."""
 
     sentences: int | None = None
     inference_dtype: str | None = "float32"

@@ -51,7 +51,7 @@ class Loaded:
 
 
 class Session(Signatures, Generic[T]):
-    """The options of one command, those of fairseq, its task, and its output.
+    """One run of a command that reads data: its options, those of fairseq and its task, and where it prints.
 
     Attributes:
         options: the options of the command
@@ -200,7 +200,10 @@ class Session(Signatures, Generic[T]):
 
 @contextmanager
 def open_session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
-    """Within the context, a `Session`; other libraries log only warnings, errors of the environment are one line."""
+    """Within the context, a `Session`. Other libraries log only warnings.
+
+    A lack of memory, and workers that are lost, become a ValueError of one line.
+    """
     quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
     with warnings.catch_warnings(), quiet:
         warnings.simplefilter("ignore")

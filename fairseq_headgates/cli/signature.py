@@ -1,4 +1,4 @@
-"""Signatures of results: the data, and the options that results depend on."""
+"""Signatures of results: a line of text that names data, options, checkpoint and version."""
 
 import argparse
 import hashlib

@@ -1,12 +1,13 @@
-"""What the plugin can do besides gates, scores, pruning and evaluation: a folder for each capability.
+"""Optional capabilities, one folder each.
 
-An extension imports the rest of the package, but no other extension; nothing else imports it. Its files have the same
-names in every extension, by which `fairseq_headgates.load_extensions` finds them:
+An extension imports the rest of the package, but no other extension; nothing else imports it. The package finds these
+files of an extension by their names (`load_extensions`):
 
-- `command.py`: the options of its command (no torch), `action.py`: what the command does
-- `drawing.py`: its tables and figures (no torch), `templates/`: its web pages
-- `plugin.py`: what it registers with fairseq
+- `command.py`: the options of its command (no torch); `action.py` beside it runs the command
 - `scores.py`: its importance scores, as entries of `analysis.options.SCORES` (no torch)
+- `plugin.py`: what it registers with fairseq
+- `api.py`: its public names, as `fairseq_headgates.FOLDER`
 
-Deleting the folder, the folder of its tests and the page that its docstring names removes an extension.
+By convention, `drawing.py` has its tables and figures (no torch), and `templates/` its web pages. Deleting the folder
+and the folder of its tests removes an extension; the page that its docstring names describes it.
 """

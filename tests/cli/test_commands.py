@@ -98,3 +98,9 @@ def test_ctrl_c_while_the_command_starts():
 
 def test_missing_checkpoint(either):
     assert_one_line_error(either("headgates", "show", "no.pt", code=None), ["'no.pt'", "No such file"])
+
+
+def test_two_commands_cannot_have_one_name():
+    with pytest.raises(ValueError, match="two commands are called show: .*cli.commands.show, "):
+        command("show")(type("Other", (Options,), {}))
+    assert find_commands()["show"].__name__ == "ShowOptions"
