@@ -15,6 +15,8 @@ from support.commands import TYPES, USER_DIR, run_program
 from support.training import assert_one_line_error
 
 from fairseq_headgates import gate_values
+from fairseq_headgates.cli.command import Options, command
+from fairseq_headgates.cli.main import find_commands
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 
 
