@@ -35,7 +35,8 @@ autodoc_preserve_defaults = True
 autodoc_default_options = {"undoc-members": True}  # not left out, but reported by require_docstring
 # Types of other projects: the build reads nothing from the network, so there is no index to look them up in.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|fairseq|os|collections|argparse)\..*|Tensor|nn\.Module|Any|Mapping|Iterator|Callable")
+    (r"py:.*", r"(torch|fairseq|os|collections|argparse)\..*|Tensor|nn\.Module|Any|Mapping|Iterator|Callable|inf"),
+    (r"py:class", r"fairseq_headgates\.attention\.cuts\.Pruned"),  # of an argument for `headgates prune` alone
 ]
 
 
