@@ -13,7 +13,5 @@ pytest.register_assert_rewrite("support")
 
 
 def pytest_configure(config):
-    # of torch's data loader, on machines without a GPU
-    config.addinivalue_line("filterwarnings", "ignore:'pin_memory' argument is set")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.import_plugin("support.session")

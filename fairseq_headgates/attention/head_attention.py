@@ -22,7 +22,7 @@ from fairseq_headgates.attention.weights import attention_weights, fused_context
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import attention_type_and_layer
 from fairseq_headgates.inference import packed_linear
-from fairseq_headgates.inference.attention_cache import merge_heads, split_heads
+from fairseq_headgates.inference.shapes import merge_heads, split_heads
 
 
 @dataclass(frozen=True)

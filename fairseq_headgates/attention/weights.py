@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_headgates.inference.attention_cache import mask_value
+from fairseq_headgates.inference.shapes import mask_value
 
 
 def join_masks(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

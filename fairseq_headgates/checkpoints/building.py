@@ -1,9 +1,8 @@
-"""Build the model of a checkpoint, load its dictionaries, read its gates."""
+"""Build the model of a checkpoint, and read its gates."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.data.multilingual.multilingual_utils import LangTokStyle, augment_dictionary
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
@@ -26,8 +24,6 @@ from fairseq_headgates.attention.modules import (
 )
 from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.checkpoints.sizes import check_sizes
-from fairseq_headgates.evaluation.binarised import language_pair
-from fairseq_headgates.files import check_dictionary
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
@@ -36,7 +32,6 @@ from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, m
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
-LANGUAGE = re.compile(r"[\w@.-]+")
 HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weight")  # of the output, one of them
 TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
 
@@ -203,88 +198,6 @@ def _unsupported(
         yield "it has classification heads with spectral norm (--spectral-norm-classification-head)"
     if "fsdp_metadata" in state:
         yield "it is one shard of several (fully sharded training): consolidate it first"
-
-
-def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> tuple[Dictionary, Dictionary]:
-    """Load the source and the target dictionary of a model from `folder`: dict.LANGUAGE.txt, or dict.txt.
-
-    The checkpoint may name the languages, but not the folder. The one dictionary of a language model is returned twice.
-    Languages and <mask>, which fairseq's multilingual and denoising tasks add, are added.
-
-    Raises:
-        ValueError: if a dictionary is missing, cannot be read or has another size than the model
-    """
-    stored = (state.get("cfg") or {}).get("task") or model_args(state)
-    task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
-    weights = state["model"]
-    if "encoder.embed_tokens.weight" not in weights:
-        only = _load_dictionary(Path(folder) / "dict.txt", weights, "decoder", task)
-        return only, only
-    source, target = (Path(folder) / f"dict.{language}.txt" for language in _languages(task, folder))
-    if Path(folder, "dict.txt").is_file() and not (source.is_file() and target.is_file()):
-        source = target = Path(folder, "dict.txt")  # of BART, mBART, M2M-100: one for all languages
-    return _load_dictionary(source, weights, "encoder", task), _load_dictionary(target, weights, "decoder", task)
-
-
-def _languages(task: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
-    """Return a source and a target language of a checkpoint; with dict.txt, they may be unknown. Raise ValueError."""
-    languages: list[Any] = [task.get("source_lang"), task.get("target_lang")]
-    if None in languages:
-        pairs: list[list[Any]] = [pair.split("-") for pair in _listed(task.get("lang_pairs"))]
-        languages = pairs[0] if pairs else list(language_pair(str(folder), *languages) or ())
-    if not languages and Path(folder, "dict.txt").is_file():
-        return ["source", "target"]
-    if len(languages) != 2 or not all(isinstance(each, str) and LANGUAGE.fullmatch(each) for each in languages):
-        raise ValueError(
-            f"cannot infer the languages from {folder}: give the folder of the binarised data with --data{_hint(task)}"
-        )
-    return languages
-
-
-def _listed(stored: Any) -> list[str]:
-    """Return the texts of an option of fairseq: a list, or text with commas."""
-    found = stored.split(",") if isinstance(stored, str) else stored
-    return [each for each in found if isinstance(each, str)] if isinstance(found, (list, tuple)) else []
-
-
-def _hint(task: Mapping[str, Any]) -> str:
-    return f" (the checkpoint was trained on {quoted(task['data'])})" if task.get("data") else ""
-
-
-def _add_symbols(dictionary: Dictionary, task: Mapping[str, Any]) -> None:
-    """Add the symbols that the task of a checkpoint adds to dictionaries: languages, <mask>. Raise ValueError."""
-    name, languages = task.get("task", task.get("_name")), _listed(task.get("langs"))
-    if name == "translation_from_pretrained_bart":
-        raise ValueError(
-            f"models of --task {name} end sentences with a language in place of </s>, which CTranslate2 does not add: "
-            "fine-tune mBART with --task translation_multi_simple_epoch"
-        )
-    if name == "translation_multi_simple_epoch":
-        of_pairs = {language for pair in _listed(task.get("lang_pairs")) for language in pair.split("-")}
-        style, specs = str(task.get("lang_tok_style")), _listed(task.get("langtoks_specs")) or ["main"]
-        extra = task.get("extra_data") if isinstance(task.get("extra_data"), dict) else None
-        if style in {known.value for known in LangTokStyle}:
-            augment_dictionary(dictionary, languages or sorted(of_pairs), style, specs, extra)
-    elif name in ("denoising", "multilingual_denoising"):
-        augment_dictionary(dictionary, languages if task.get("add_lang_token") else [], LangTokStyle.mbart.value)
-
-
-def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, task: Mapping[str, Any]) -> Dictionary:
-    if not path.is_file():
-        raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{_hint(task)}")
-    try:
-        dictionary = Dictionary.load(str(path))
-        check_dictionary(dictionary)
-    except Exception as error:  # fairseq raises no other
-        raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
-    _add_symbols(dictionary, task)
-    expected = len(weights[f"{side}.embed_tokens.weight"])
-    if len(dictionary) != expected:
-        raise ValueError(
-            f"{path} has {len(dictionary)} symbols, the checkpoint {expected}: give the folder of its own "
-            "dictionaries with --data"
-        )
-    return dictionary
 
 
 @dataclass(frozen=True)

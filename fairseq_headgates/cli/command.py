@@ -67,6 +67,7 @@ class Options:
         epilog: what its help ends with
         usage: how it is called (default: by its options)
         needs_models: whether it works with models, for which fairseq and torch are imported
+        force: whether files that exist are overwritten, of commands with --force
     """
 
     command: str
@@ -75,6 +76,7 @@ class Options:
     epilog: ClassVar[str | None] = None
     usage: ClassVar[str | None] = None
     needs_models: ClassVar[bool] = True
+    force: bool = False
 
     def __init__(self, **values: Any):
         vars(self).update(values)

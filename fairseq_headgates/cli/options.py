@@ -31,7 +31,6 @@ class Trust(Options):
     sentences: int | None = None
     inference_dtype: str | None = "float32"
     out: str | None = None
-    force: bool = False
 
     trust: bool = option(
         default=False,

@@ -37,7 +37,7 @@ def check_outputs(options: Options) -> None:
     """Raise ValueError unless the files that the options name can be written, each its own."""
     outputs = {name: path for name, path in options.files_to_write().items() if path != "-"}
     for path in outputs.values():
-        check_writable(path, getattr(options, "force", False))
+        check_writable(path, options.force)
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
 

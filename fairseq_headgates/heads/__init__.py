@@ -9,6 +9,7 @@ from fairseq_headgates.heads.files import (
     parse_mask,
     parse_scores,
     read_scores,
+    scores_of,
     scores_to_json,
 )
 from fairseq_headgates.heads.table import (
@@ -49,5 +50,6 @@ __all__ = [
     "parse_scores",
     "parse_types",
     "read_scores",
+    "scores_of",
     "scores_to_json",
 ]

@@ -130,8 +130,12 @@ def read_scores(path: str) -> list[HeadTable]:
     Raises:
         ValueError: if the file cannot be used
     """
-    text = read_text(path, "the score file", PATH_HINT)
-    found = read_records(_Scores, parse_json(text, path, SCORE_HINT), path, SCORE_HINT)
+    return scores_of(parse_json(read_text(path, "the score file", PATH_HINT), path, SCORE_HINT), path)
+
+
+def scores_of(content: object, path: str) -> list[HeadTable]:
+    """Return the scores of the JSON in a score file; see `read_scores`."""
+    found = read_records(_Scores, content, path, SCORE_HINT)
     twice = repeated(each.method or "" for each in found)
     if twice is not None:
         raise ValueError(f"{path} has two tables of the method {quoted(twice)}: --method cannot choose, so keep one")

@@ -26,8 +26,8 @@ from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbe
 from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import mask_value, split_heads
 from fairseq_headgates.inference.graphs import Graphs
+from fairseq_headgates.inference.shapes import mask_value, split_heads
 from fairseq_headgates.inference.step_buffers import Bucket, StepBuffers, position_table
 
 MODES = ("eager", "static", "graph")

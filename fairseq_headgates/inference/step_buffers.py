@@ -15,9 +15,9 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_headgates.inference.attention_cache import mask_value
 from fairseq_headgates.inference.graphs import can_capture
 from fairseq_headgates.inference.packed_linear import parameter_state
+from fairseq_headgates.inference.shapes import mask_value
 
 FIRST_POSITIONS = 16  # for whose entries there is room at first; in buckets also of the source
 FEWEST_SENTENCES = 8  # of a bucket that a search moves to: a smaller one saves nothing

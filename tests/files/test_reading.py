@@ -9,8 +9,6 @@ import pytest
 from fairseq.data import Dictionary
 
 from corpora import fetching, labelled
-from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import load_dictionaries
 from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask
@@ -108,16 +106,6 @@ def test_the_byte_order_mark_of_a_dictionary_is_ignored(tmp_path, copied, on_toy
     before = list(plain.symbols)
     check_dictionary(plain)
     assert plain.symbols == before and check_dictionary(None) is None
-
-
-def test_byte_order_marks_of_both_dictionaries_of_a_checkpoint_are_ignored(tmp_path, gated, toy):
-    state = load_checkpoint(str(gated))
-    state["cfg"]["task"] |= {"source_lang": "src", "target_lang": "tgt"}
-    expected = [dictionary.symbols for dictionary in load_dictionaries(state, toy.data)]
-    for language in ("src", "tgt"):
-        path = tmp_path / f"dict.{language}.txt"
-        path.write_bytes(b"\xef\xbb\xbf" + (toy.data / path.name).read_bytes())
-    assert [dictionary.symbols for dictionary in load_dictionaries(state, str(tmp_path))] == expected
 
 
 def test_a_symbol_that_is_too_long_is_refused(copied, on_toy):

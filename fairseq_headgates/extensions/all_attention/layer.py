@@ -17,8 +17,8 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.head_attention import HeadAttention
-from fairseq_headgates.inference.attention_cache import mask_value, merge_heads
 from fairseq_headgates.inference.kernels import fused_attention, fused_attention_backward, has_fused_attention
+from fairseq_headgates.inference.shapes import mask_value, merge_heads
 
 Past = tuple[Tensor, Tensor]  # keys and values, [H, B, M, D] each
 

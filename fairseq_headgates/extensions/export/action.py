@@ -8,11 +8,12 @@ from torch import nn
 
 from fairseq_headgates.attention.cuts import kept_mask, prune
 from fairseq_headgates.attention.modules import head_counts
-from fairseq_headgates.checkpoints.building import load_dictionaries, load_model
+from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
 from fairseq_headgates.cli.output import say, warn_unfinished
 from fairseq_headgates.extensions.export.command import ConvertOptions
 from fairseq_headgates.extensions.export.ctranslate2 import check_model, check_output, to_ctranslate2
+from fairseq_headgates.extensions.export.dictionaries import load_dictionaries
 from fairseq_headgates.files import read_text
 from fairseq_headgates.heads import HeadId, parse_heads
 from fairseq_headgates.heads.functions import best_head

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.attention.modules import gated_modules
-from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model, read_heads
+from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.evaluation import Evaluation
 from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
 from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
@@ -25,7 +24,7 @@ from fairseq_headgates.heads import (
     AttentionType,
     HeadId,
     parse_mask,
-    read_scores,
+    scores_of,
 )
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin import gate_log
@@ -118,12 +117,8 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
 
 def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
     """Add the heads of a checkpoint."""
-    state = load_checkpoint(path, trust)
-    try:
-        model = build_model(state)
-        heads = read_heads(state, path, model)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    state, model = load_model(path, trust)
+    heads = read_heads(state, path, model)
     args: Any = model.args
     alive = parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None
     of_gates = [module.attention.gate.distribution for module in gated_modules(model)]
@@ -139,7 +134,7 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
     formats = dict.fromkeys(each.format for each in read_records(_Format, content, path, f"give {KNOWN}"))
     name = ", ".join(formats)
     if name == SCORE_FORMAT:
-        for table in read_scores(path):
+        for table in scores_of(content, path):
             found.scores.append((path, table))
             found.inputs.append(Input(path, f"scores: {table.name}", table.signature))
         return

@@ -14,7 +14,7 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.extensions.all_attention.layer import JointAttention
 from fairseq_headgates.inference import kernels
-from fairseq_headgates.inference.attention_cache import mask_value
+from fairseq_headgates.inference.shapes import mask_value
 
 
 def randomized(model):
