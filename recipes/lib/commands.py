@@ -53,7 +53,7 @@ def whole(low: int = 1) -> Callable[[str], int]:
 
     def value(text: str) -> int:
         if not re.fullmatch("[0-9]{1,18}", text) or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number, {low} or more")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} must be a whole number, {low} or more")
         return int(text)
 
     return value
@@ -68,12 +68,12 @@ def number(low: float = -math.inf, high: float = math.inf) -> Callable[[str], fl
         except ValueError:
             found = math.nan
         if not low <= found <= high:
-            raise argparse.ArgumentTypeError(f"{shown(text)} must be a number from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{quoted(text)} must be a number from {low:g} to {high:g}")
         return found
 
     return value
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Return the text in quotes, on one line, cut after 200 characters."""
     return repr(text if len(text) <= 200 else text[:197] + "...")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from commands import shown
+from commands import quoted
 
 UNSIGNED = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 
@@ -125,7 +125,7 @@ def parse(word: str) -> Run:
         return _parse(word)
     except ValueError as error:
         rule = "must be TYPES:LAMBDA[@SCALE], TYPES=N[@METHOD], params=N[@only] or speed=X[@only]"
-        raise ValueError(f"{rule}: in {shown(word)} {error}") from None
+        raise ValueError(f"{rule}: in {quoted(word)} {error}") from None
 
 
 def _parse(word: str) -> Run:
@@ -152,7 +152,7 @@ def _compression(budget: str, sign: str, value: str, option: str) -> Run:
         raise ValueError(f"{budget} has a colon instead of an equals sign")
     _part(budget, value, _parameters_to_keep if budget == "params" else _speedup)
     if option not in ("", "@only"):
-        raise ValueError(f"{shown(option)} must be @only, without training, or left out")
+        raise ValueError(f"{quoted(option)} must be @only, without training, or left out")
     return Run(budget, value, COMPRESS_ONLY if option else COMPRESS)
 
 
@@ -176,7 +176,7 @@ def _part(name: str, text: str, check: Callable[[str], None]) -> None:
     try:
         check(text)
     except ValueError as error:
-        raise ValueError(f"{name} {shown(text)} {error}") from None
+        raise ValueError(f"{name} {quoted(text)} {error}") from None
 
 
 def method(text: str) -> None:
@@ -207,7 +207,7 @@ def _types(text: str) -> str:
     names = text.split(",")
     for name in names:
         if name not in TYPES and text != "all":
-            raise ValueError(f"{shown(name)} is not an attention type: choose from {', '.join(TYPES)}, or all")
+            raise ValueError(f"{quoted(name)} is not an attention type: choose from {', '.join(TYPES)}, or all")
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is named twice: name each attention type once")
     return text
@@ -233,7 +233,7 @@ def check(runs: list[Run], heads: Heads, updates: int, iterations: int) -> None:
         other = [attention_type for attention_type in heads.of(run) if attention_type not in heads.sizes]
         if other:
             raise ValueError(
-                f"RUNS names {shown(str(run))}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}"
+                f"RUNS names {quoted(str(run))}: this model has no {', '.join(other)}, only {', '.join(heads.sizes)}"
             )
         if heads.name(run) in names:
             raise ValueError(f"RUNS must not name {str(run)!r} twice")

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from commands import ArgumentParser, Refused, shown
+from commands import ArgumentParser, Refused, quoted
 from corpora.archives import one_line
 from fairseq_headgates.files import decode, lines_of, write_whole
 
@@ -58,7 +58,7 @@ def read(path: Path) -> list[Row]:
         if not all(row):
             raise Refused(f"{path}, line {i} has an empty column: {FORM}")
     if rows[0][-1].lower() in HEADERS and sum(row[-1] == rows[0][-1] for row in rows) == 1:
-        raise Refused(f"{path}, line 1 is a header (label {shown(rows[0][-1])}): remove it")
+        raise Refused(f"{path}, line 1 is a header (label {quoted(rows[0][-1])}): remove it")
     return rows
 
 
@@ -66,13 +66,13 @@ def classes(rows: dict[str, list[Row]], paths: dict[str, Path]) -> list[str]:
     """Return the labels of the training set, sorted. Raise Refused if another split has others."""
     labels = sorted({row[-1] for row in rows["train"]})
     if len(labels) < 2:
-        raise Refused(f"{paths['train']} has only the label {shown(labels[0])}: a classifier needs two or more")
+        raise Refused(f"{paths['train']} has only the label {quoted(labels[0])}: a classifier needs two or more")
     for split, found in rows.items():
         for i, row in enumerate(found, 1):
             if row[-1] not in labels:
                 raise Refused(
-                    f"{paths[split]}, line {i} has the label {shown(row[-1])}, which {paths['train'].name} does not "
-                    f"have: it must be one of {shown(', '.join(labels))}"
+                    f"{paths[split]}, line {i} has the label {quoted(row[-1])}, which {paths['train'].name} does not "
+                    f"have: it must be one of {quoted(', '.join(labels))}"
                 )
             if len(row) != len(rows["train"][0]):
                 raise Refused(
@@ -96,7 +96,7 @@ def work(args: argparse.Namespace) -> None:
             write_whole(args.text / f"{split}.raw.input{i}", _lines(texts), force=True)
         write_whole(args.text / f"{split}.label", _lines(number[label] for label in column), force=True)
         counts = Counter(column)
-        of_each = ", ".join(f"{shown(label)} {counts[label]:,}" for label in labels[:8])
+        of_each = ", ".join(f"{quoted(label)} {counts[label]:,}" for label in labels[:8])
         what = "pairs" if len(inputs) == 2 else "sentences"
         print(f"{split}: {len(found):,} {what}: {of_each}{', ...' * (len(labels) > 8)}")
 

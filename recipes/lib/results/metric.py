@@ -11,7 +11,7 @@ import math
 import shlex
 import subprocess
 
-from commands import ArgumentParser, shown
+from commands import ArgumentParser, quoted
 
 
 def score(command: str, files: list[str]) -> float:
@@ -19,14 +19,14 @@ def score(command: str, files: list[str]) -> float:
     done = subprocess.run([*shlex.split(command), *files], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
-        raise ValueError(f"METRIC={shown(command)} failed with exit code {done.returncode}: {why}")
+        raise ValueError(f"METRIC={quoted(command)} failed with exit code {done.returncode}: {why}")
     said = (done.stdout.strip().splitlines() or [""])[-1]
     try:
         number = float(said)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"METRIC={shown(command)} printed {shown(said)}: the last line must be one number")
+        raise ValueError(f"METRIC={quoted(command)} printed {quoted(said)}: the last line must be one number")
     return number
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from commands import shown
+from commands import quoted
 from settings.declared import GROUPS, RECIPES, Default, Settings
 
 FIRST = "to begin with"  # title of the settings that matter first
@@ -42,7 +42,7 @@ def read(recipe: str, given: Mapping[str, str], defaults: Mapping[str, str] | No
                 break
     for name, text in texts.items():
         if text.splitlines() not in ([], [text]):
-            raise ValueError(f"{name}={shown(text)} must be one line")
+            raise ValueError(f"{name}={quoted(text)} must be one line")
     found = _validated(kind, texts)
     for name, default in kind.DEFAULTS.items():
         if not later(default) or name in texts:
@@ -71,9 +71,9 @@ def _validated(kind: type[Settings], texts: Mapping[str, str]) -> Settings:
     except ValidationError as invalid:
         error = invalid.errors()[0]
         name, *inside = error["loc"]
-        where = f"{shown(error['input'])} " if inside else ""
+        where = f"{quoted(error['input'])} " if inside else ""
         rule = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise ValueError(f"{name}={shown(texts[str(name)])} {where}{rule}") from None
+        raise ValueError(f"{name}={quoted(texts[str(name)])} {where}{rule}") from None
     for name, text in texts.items():
         found.texts[name] = " ".join(text.split()) if isinstance(getattr(found, name), list) else text
     return found
@@ -118,7 +118,7 @@ def arguments(recipe: str, given: list[str]) -> tuple[dict[str, str], bool]:
     given = given[dry:]
     for argument in given:
         if argument.startswith("-"):
-            raise ValueError(f"unknown option {shown(argument)}: {usage} (write ./ before the name of a file)")
+            raise ValueError(f"unknown option {quoted(argument)}: {usage} (write ./ before the name of a file)")
     if len(given) != len(names):
         raise ValueError(f"got {len(given)} arguments, needs {len(names)}: {usage}")
     if "" in given:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from commands import shown
+from commands import quoted
 from runs import heads_to_keep
 
 
@@ -55,7 +55,7 @@ Switch = Literal["0", "1"]
 def _each_once(values: list[Any]) -> list[Any]:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"must not name {shown(str(value))} twice")
+            raise ValueError(f"must not name {quoted(str(value))} twice")
     return values
 
 
