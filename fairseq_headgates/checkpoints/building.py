@@ -27,6 +27,7 @@ from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
+from fairseq_headgates.plugin.models.recognition import with_known_names
 from fairseq_headgates.plugin.options.stored import model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 
@@ -36,8 +37,8 @@ HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weig
 TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
 
 
-def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Module]:
-    """Load a checkpoint and build its model; see `load_checkpoint` and `build_model`.
+def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple[dict[str, Any], nn.Module]:
+    """Load a checkpoint and build its model; see `load_checkpoint`, `with_known_names` and `build_model`.
 
     Returns:
         The checkpoint and its model, in evaluation mode, on the CPU
@@ -47,6 +48,7 @@ def load_model(path: str, trust: bool = False) -> tuple[dict[str, Any], nn.Modul
     """
     state = load_checkpoint(path, trust)
     try:
+        state = with_known_names(state, arch)
         return state, build_model(state)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -132,6 +134,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: with every reason, if the model is not supported
     """
+    state = with_known_names(state)
     args = safe_model_options(state)
     model_class = head_gates_class(architecture(args))
     reasons = list(_unsupported(state, args, model_class))

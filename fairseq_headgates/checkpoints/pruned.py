@@ -34,6 +34,7 @@ from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
+from fairseq_headgates.plugin.models.recognition import with_known_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, transformer_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
@@ -77,6 +78,7 @@ def prune_checkpoint(
     Raises:
         ValueError: if the mask has another shape than the model
     """
+    state = with_known_names(state)
     model = model or build_model(state)
     cut = pruned or cut_copy(model, mask, neurons)
     pattern = getattr(model_args(state), "freeze_params", None)
@@ -140,6 +142,7 @@ def stock_checkpoint(
     plain values, without optimiser state and counters, so that the checkpoint loads without any plugin. See
     `prune_checkpoint` for the arguments.
     """
+    state = with_known_names(state)
     model = model or build_model(state)
     cut = pruned or cut_copy(model, mask)
     smaller = prune_checkpoint(state, mask, optimizer=False, model=model, refitted=refitted, pruned=cut)

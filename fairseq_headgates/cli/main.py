@@ -49,13 +49,10 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     if options.needs_models:
         register()
     started()
-    logger = logging.getLogger("fairseq_headgates")
-    level = logger.level
-    logger.setLevel(logging.WARNING)  # models log when they are built
     try:
         # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
         workers = options.fairseq_arguments() is not None
-        with stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
+        with warnings_printed(options.command), stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
             check_outputs(options)
             action_of(type(options)).run(options)
             sys.stdout.flush()
@@ -73,8 +70,6 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     except KeyboardInterrupt as stop:
         print(f"headgates {options.command}: stopped", file=sys.stderr)
         return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells do
-    finally:
-        logger.setLevel(level)  # the caller's level, if this runs inside another program
 
 
 def action_of(options: type[Options]) -> ModuleType:
@@ -116,6 +111,24 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
             add_options(subparser, options)
             subparser.examples = options.examples
     return parser
+
+
+@contextmanager
+def warnings_printed(command: str) -> Iterator[None]:
+    """Within the context, what this package logs as a warning is printed as one of the command, and the rest is not."""
+    logger = logging.getLogger("fairseq_headgates")
+    level, propagate = logger.level, logger.propagate  # those of the caller, if this runs inside another program
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"headgates {command}: warning: %(message)s"))
+    logger.setLevel(logging.WARNING)  # models log when they are built
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 class Stopped(KeyboardInterrupt):

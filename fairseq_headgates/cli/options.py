@@ -37,6 +37,12 @@ class Trust(Options):
         help="load CKPT with unrestricted unpickling (torch.load with weights_only=False), which can run arbitrary "
         "code: only for files that you trust",
     )
+    arch: str | None = option(
+        metavar="ARCH",
+        type=filled,
+        help="read CKPT as this architecture of fairseq, such as transformer or roberta (default: the one that is "
+        "stored, or if fairseq does not know it, the one that the names of the weights show)",
+    )
 
 
 class Checkpoint(Trust):

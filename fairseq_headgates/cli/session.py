@@ -87,7 +87,7 @@ class Session(Signatures, Generic[T]):
 
     def checkpoint(self, path: str) -> tuple[dict[str, Any], nn.Module, dict[str, int | str]]:
         """Load a checkpoint. Return it, its model on the device, and the parts of a signature that name it."""
-        state, model = load_model(path, self.options.trust)
+        state, model = load_model(path, self.options.trust, self.options.arch)
         read_characters(model, self.task.source_dictionary)
         model.to(device_of(self.fairseq))
         return state, model, {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}

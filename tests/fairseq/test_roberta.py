@@ -1,5 +1,6 @@
 """RoBERTa through fairseq's commands and those of `headgates`, on toy sentences of two classes."""
 
+import argparse
 import json
 import re
 import shutil
@@ -76,6 +77,30 @@ def test_the_hub_interface_predicts_with_a_pruned_model(models, toy_classes):
         found[form] = hub.predict(HEAD, tokens)
     torch.testing.assert_close(found["pruned"], found["gated"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found["stock"], found["gated"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_with_names_of_its_authors(models, run, toy_classes, train_roberta, tmp_path):
+    """Their architecture and criterion are nowhere registered: it is measured, pruned, written for fairseq, trained."""
+    state = read(models["masked"])
+    args = argparse.Namespace(**{**vars(state["cfg"]["model"]), "arch": "their_small", "criterion": "their_loss"})
+    del args._name
+    theirs = tmp_path / "theirs.pt"
+    torch.save({**state, "args": args, "cfg": None}, theirs)
+    data, scores, stock = toy_classes / "input0", tmp_path / "scores.json", tmp_path / "stock.pt"
+
+    def masked(command, path, *options):
+        return headgates(run, command, data, path, *options, reading=[*MASKED, *EVALUATION])
+
+    found = [masked("evaluate", path, "--json") for path in (models["masked"], theirs)]
+    assert "architecture 'their_small' by roberta, criterion 'their_loss' by masked_lm" in found[1].err
+    losses = [json.loads(done.out)["losses"] for done in found]
+    assert losses[0] == losses[1]
+    masked("score", theirs, "--method", "refit", "--out", scores)
+    run("headgates", "prune", theirs, stock, "--stock", "--scores", scores, "--keep", "0.5")
+    options = ["--task", "masked_lm", "--criterion", "masked_lm", "--valid-subset", "test", "--cpu", "--batch-size", 40]
+    run("fairseq-validate", data, "--path", stock, *MASKED[2:], *options, "--num-workers", 0)  # without --user-dir
+    train_roberta(tmp_path / "gates", *GATES, "--finetune-from-model", theirs, task=MASKED)
+    run("headgates", "prune", tmp_path / "gates" / "checkpoint_last.pt", tmp_path / "pruned.pt")
 
 
 def test_pruned_checkpoints_are_smaller_and_train_on(models, run, tmp_path, train_roberta):

@@ -30,7 +30,7 @@ def run(options: PruneOptions) -> None:
         raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
     if not options.dry_run:
         check_writable(options.output, options.force)
-    state, model = load_model(options.checkpoint, options.trust)
+    state, model = load_model(options.checkpoint, options.trust, options.arch)
     warn_unfinished("prune", model)
     mask = chosen_heads(options, model)
     pruned = cut_copy(model, mask)

@@ -13,7 +13,7 @@ def run(options: ShowOptions) -> None:
     """Run `headgates show`."""
     if options.json and options.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
-    state, model = load_model(options.checkpoint, options.trust)
+    state, model = load_model(options.checkpoint, options.trust, options.arch)
     warn_unfinished("show", model)
     heads = read_heads(state, options.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")

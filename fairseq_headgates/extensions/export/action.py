@@ -24,7 +24,7 @@ def run(options: ConvertOptions) -> None:
     """Run `headgates convert`."""
     refuse_standard_output(options.output)
     check_output(Path(options.output), options.force)
-    state, model = load_model(options.checkpoint, options.trust)
+    state, model = load_model(options.checkpoint, options.trust, options.arch)
     warn_unfinished("convert", model)
     pruned = prune(model, chosen_heads(options, model))
     check_model(pruned)

@@ -38,7 +38,7 @@ def run(options: ReportOptions) -> None:
             check_writable(path, options.force)
     words = ["headgates", "report", options.out, *options.files, *(["--gif", options.gif] if options.gif else [])]
     with logging_only(logging.WARNING, "matplotlib", "PIL", "tensorboard"):  # fairseq sets the level of all loggers
-        found = read_experiment(options.files, options.trust)
+        found = read_experiment(options.files, options.trust, options.arch)
         page = report_page(found, shlex.join(words))
         animation = gates_gif(found.trainings) if options.gif else None
     write_whole(options.out, page, options.force)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin import gate_log
 from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 
+Load = Callable[[str], tuple[dict[str, Any], Any]]  # a checkpoint, with its model
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
@@ -39,29 +41,31 @@ KNOWN = (
 )
 
 
-def read_experiment(paths: Sequence[str], trust: bool = False) -> Experiment:
+def read_experiment(paths: Sequence[str], trust: bool = False, arch: str | None = None) -> Experiment:
     """Read files and run folders of any kind.
 
     Args:
         paths: checkpoints, run folders, logs and result files
         trust: load checkpoints with unrestricted unpickling
+        arch: read checkpoints as this architecture
 
     Raises:
         ValueError: in one line that names the file, if one cannot be read or is of an unknown kind
     """
+    load = partial(load_model, trust=trust, arch=arch)
     found, real = Experiment(), [*map(os.path.realpath, paths)]
     for i, path in enumerate(paths):
         if real[i] in real[:i]:
             raise ValueError(f"{path} is given twice: name each input once")
     for path in paths:
         if Path(path).is_dir():
-            _read_folder(found, Path(path), trust)
+            _read_folder(found, Path(path), load)
         else:
-            _read_file(found, path, trust)
+            _read_file(found, path, load)
     return found
 
 
-def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
+def _read_folder(found: Experiment, folder: Path, load: Load) -> None:
     """Read a run folder: its logs or TensorBoard events, its gate log, and the first existing file of `CHECKPOINTS`."""
     series, kind = _series_of(folder), "log of a training run"
     if not series:
@@ -78,7 +82,7 @@ def _read_folder(found: Experiment, folder: Path, trust: bool) -> None:
         found.trainings.append(Training(str(folder), series, records))
         found.inputs.append(Input(str(folder), kind if series else "gate log"))
     if checkpoints:
-        _add_checkpoint(found, str(checkpoints[0]), trust)
+        _add_checkpoint(found, str(checkpoints[0]), load)
 
 
 def _series_of(folder: Path) -> Series:
@@ -93,7 +97,7 @@ def _time_of(log: str) -> str:
     return first_time(log_lines(log)) or last_change
 
 
-def _read_file(found: Experiment, path: str, trust: bool) -> None:
+def _read_file(found: Experiment, path: str, load: Load) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe could block
             raise ValueError(f"{quoted(path)} is not a regular file: give {KNOWN}")
@@ -102,7 +106,7 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
     except OSError as error:
         raise ValueError(f"cannot read {quoted(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
-        _add_checkpoint(found, path, trust)
+        _add_checkpoint(found, path, load)
     elif series := parse_log(log_lines(path)):
         found.trainings.append(Training(path, series, []))
         found.inputs.append(Input(path, "log of a training run"))
@@ -115,9 +119,9 @@ def _read_file(found: Experiment, path: str, trust: bool) -> None:
         raise ValueError(f"the kind of {quoted(path)} is unknown: give {KNOWN}")
 
 
-def _add_checkpoint(found: Experiment, path: str, trust: bool) -> None:
+def _add_checkpoint(found: Experiment, path: str, load: Load) -> None:
     """Add the heads of a checkpoint."""
-    state, model = load_model(path, trust)
+    state, model = load(path)
     heads = read_heads(state, path, model)
     args: Any = model.args
     alive = parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None

@@ -22,7 +22,14 @@ from fairseq_headgates.gates import METHODS, TargetGates
 from fairseq_headgates.inference.beam_stacks import BeamDecoder, use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
 from fairseq_headgates.plugin.models.presets import base_preset, gated_name, presets_of, stock_name
-from fairseq_headgates.plugin.models.start import MARK, PARSED, check_dimensions, check_kept, prepare_training
+from fairseq_headgates.plugin.models.start import (
+    MARK,
+    PARSED,
+    check_dimensions,
+    check_kept,
+    prepare_training,
+    register_unknown,
+)
 from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args, option_value
 from fairseq_headgates.plugin.options.layerdrop import layer_numbers, side_of, weights_of_layers
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
@@ -166,6 +173,7 @@ class HeadGatesMixin:
     def build_checked(cls, args: Any, task: Any) -> nn.Module:
         """Build the model that `args` describe. Raise ValueError for options that cannot be used."""
         check_evaluated(args if isinstance(args, Mapping) else vars(args))
+        register_unknown(cls, args)
         options = read_options(args)
         options.store(args)
         warn_of_no_penalty(options, args)

@@ -7,7 +7,8 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.messages import printable, quoted
+from fairseq_headgates.plugin.models.presets import stock_name
+from fairseq_headgates.plugin.models.recognition import register_stand_ins, unknown_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, model_options, transformer_options
 from fairseq_headgates.plugin.options.values import parse_ffn_dims
@@ -23,6 +26,7 @@ from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN = "headgates_unknown"  # an attribute of the options: names to register also in the processes of other GPUs
 MARK, PARSED = "headgates_parsed", object()  # an attribute of the options that fairseq-train has just parsed
 DEFAULT_FILE = "checkpoint_last.pt"  # of --restore-file
 # Options of the training and of the data: they do not change the function that the weights compute.
@@ -81,13 +85,24 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        stored = _stored(model_class, model_args(load_checkpoint(path)))
+        state = load_checkpoint(path)
+        if unknown := unknown_names(state):
+            _set(args, UNKNOWN, unknown)
+            register_stand_ins(unknown, stock_name(model_class))
+        stored = _stored(model_class, model_args(state))
     except ValueError as error:
         logger.warning(
             f"the options of the model are not compared with those of the checkpoint ({error}): give all of them"
         )
         return {}
     return _take(model_class, args, stored, path)
+
+
+def register_unknown(model_class: Any, args: Any) -> None:
+    """Register the names in the checkpoint of a training that fairseq does not know, which `prepare_training` found."""
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        names = (args if isinstance(args, MutableMapping) else vars(args)).pop(UNKNOWN, None)
+    register_stand_ins(names or {}, stock_name(model_class))
 
 
 def check_kept(taken: Mapping[str, Any], args: Any, architecture: str) -> None:

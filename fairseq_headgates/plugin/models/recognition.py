@@ -1,0 +1,203 @@
+"""Checkpoints with names that fairseq does not know: the architectures, criterions and tasks of their authors.
+
+The options of a checkpoint hold all sizes of its model, so its family is enough to build it. Code of the authors is not
+needed. fairseq itself reads no options with unknown names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
+from fairseq.data.encoders import register_bpe, register_tokenizer
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_REGISTRY,
+    register_model_architecture,
+)
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from fairseq.registry import REGISTRIES
+from fairseq.scoring import register_scorer
+from fairseq.tasks import TASK_REGISTRY, FairseqTask, register_task
+from torch import Tensor
+
+from fairseq_headgates.messages import printable, quoted
+from fairseq_headgates.safety.checkpoint import architecture, model_args
+
+logger = logging.getLogger(__name__)
+
+
+class Family(NamedTuple):
+    """A family of models: the name of a weight that shows it, a regular expression; its usual task and criterion."""
+
+    weight: str
+    task: str = "translation"
+    criterion: str = "label_smoothed_cross_entropy"
+
+
+NON_AUTOREGRESSIVE = ("translation_lev", "nat_loss")
+# By the names of fairseq's models. Where weights show several, the first counts, with all that the same weight shows.
+FAMILIES = {
+    "multilingual_transformer": Family(
+        r"models\.[^.]+\.decoder\.layers\.\d+\.encoder_attn\.", "multilingual_translation"
+    ),
+    "roberta": Family(r"(en|de)coder\.lm_head\.dense\.", "masked_lm", "masked_lm"),
+    "s2t_conformer": Family(r"encoder\.conformer_layers\.", "speech_to_text"),
+    "s2t_transformer": Family(r"encoder\.subsample\.", "speech_to_text"),
+    "convtransformer": Family(r"encoder\.conv\.\d", "speech_to_text"),
+    "levenshtein_transformer": Family(r"decoder\.embed_mask_ins\.", *NON_AUTOREGRESSIVE),
+    "insertion_transformer": Family(r"decoder\.pool_out\.", *NON_AUTOREGRESSIVE),
+    "nacrf_transformer": Family(r"crf_layer\.", *NON_AUTOREGRESSIVE),
+    "nonautoregressive_transformer": Family(r"decoder\.embed_length\.", *NON_AUTOREGRESSIVE),
+    "iterative_nonautoregressive_transformer": Family(r"decoder\.embed_length\.", *NON_AUTOREGRESSIVE),
+    "cmlm_transformer": Family(r"decoder\.embed_length\.", *NON_AUTOREGRESSIVE),
+    "lightconv": Family(r"decoder\.layers\.\d+\.conv\."),
+    "bart": Family(r"classification_heads\."),
+    "transformer": Family(r"decoder\.layers\.\d+\.encoder_attn\."),
+    "transformer_lm": Family(r"decoder\.layers\.\d+\.self_attn\.", "language_modeling", "cross_entropy"),
+}
+
+# How a name is registered, with the base class of what it names. The last three need a dataclass of options, too.
+REGISTER: dict[str, tuple[Callable[..., Any], type, bool]] = {
+    "task": (register_task, FairseqTask, False),
+    "criterion": (register_criterion, FairseqCriterion, False),
+    "optimizer": (register_optimizer, FairseqOptimizer, False),
+    "lr_scheduler": (register_lr_scheduler, FairseqLRScheduler, False),
+    "bpe": (register_bpe, object, True),
+    "tokenizer": (register_tokenizer, object, True),
+    "scoring": (register_scorer, object, True),
+}
+
+
+def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> dict[str, Any]:
+    """Return a checkpoint whose options have only names that fairseq knows, and say what is replaced.
+
+    The model of an unknown architecture is found by the names of its weights. An unknown criterion becomes the usual
+    one of the task or the model; none of them matters for what this plugin computes.
+
+    Args:
+        state: a checkpoint; it is not changed
+        arch: one of fairseq's architectures, which counts instead of the one that is stored
+
+    Raises:
+        ValueError: for an architecture `arch` that is unknown, or weights that fit several families
+    """
+    if arch is not None and arch not in _known("arch"):
+        raise ValueError(f"--arch is {quoted(arch)}, which fairseq does not know: choose from {', '.join(FAMILIES)}")
+    unknown = unknown_names(state)
+    replaced: dict[str, str | None] = {}
+    if arch is not None:
+        replaced["arch"] = arch
+    elif "arch" in unknown:
+        replaced["arch"] = family_of(state["model"], unknown["arch"])
+        if replaced["arch"] is None:
+            return dict(state)
+    model = replaced.get("arch") or architecture(model_args(state))
+    family = FAMILIES.get(
+        ARCH_MODEL_NAME_REGISTRY.get(model, model).replace("_head_gates", ""), FAMILIES["transformer"]
+    )
+    task = family.task if "task" in unknown else _names(state).get("task")
+    usual = {
+        "task": task,
+        "criterion": task if task in CRITERION_REGISTRY else family.criterion,
+        "optimizer": "adam",
+        "lr_scheduler": "fixed",
+    }
+    replaced |= {kind: usual.get(kind) for kind in unknown if kind != "arch"}
+    if not replaced:
+        return dict(state)
+    if unknown:
+        words = {"arch": "architecture"}
+        lines = [f"{words.get(kind, kind)} {quoted(name)} by {replaced[kind]}" for kind, name in unknown.items()]
+        hint = "; --arch chooses another family than that of the weights" if "arch" in unknown and arch is None else ""
+        _warn_once(f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}")
+    return _with_names(state, replaced)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(printable(message))
+
+
+def family_of(weights: Mapping[str, Tensor], name: str) -> str | None:
+    """Return the model of fairseq that weights belong to, None if they show none of `FAMILIES`.
+
+    Raise ValueError if they show several; `name` is that of their architecture, for the message.
+    """
+    patterns = dict.fromkeys(family.weight for family in FAMILIES.values())
+    shown = next((each for each in patterns if any(re.match(each, weight) for weight in weights)), None)
+    models = [model for model, family in FAMILIES.items() if family.weight == shown]
+    if len(models) > 1:
+        raise ValueError(
+            f"fairseq does not know its architecture {quoted(name)}, and its weights fit {', '.join(models)}: choose "
+            "one with --arch"
+        )
+    return next(iter(models), None)
+
+
+def unknown_names(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names in the options of a checkpoint that fairseq does not know: {"criterion": name, ...}."""
+    return {kind: name for kind, name in _names(state).items() if name not in _known(kind)}
+
+
+def register_stand_ins(names: Mapping[str, str], model: str) -> None:
+    """Register names, so that fairseq can read options that have them; what they name cannot be used.
+
+    Args:
+        names: those of `unknown_names`
+        model: the model that an unknown architecture is registered for
+    """
+    for kind, name in names.items():
+        if name in _known(kind):
+            continue
+        if kind == "arch":
+            register_model_architecture(model, name)(lambda args: None)
+            continue
+        register, base, has_options = REGISTER[kind]
+        options = (FairseqDataclass,) if has_options else ()
+        register(name, *options)(type(f"Unknown {kind} {name}", (base,), {}))
+
+
+def _known(kind: str) -> set[str]:
+    if kind == "arch":
+        return {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY}
+    return {*(TASK_REGISTRY if kind == "task" else REGISTRIES[kind]["registry"])}
+
+
+def _names(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names in the options of a checkpoint: {"arch": name, "task": name, "criterion": name, ...}."""
+    args = model_args(state)
+    groups = vars(args) if state.get("args") else {kind: _group(state, kind).get("_name") for kind in REGISTER}
+    stored = {"arch": architecture(args), **{kind: groups.get(kind) for kind in REGISTER}}
+    return {kind: name for kind, name in stored.items() if isinstance(name, str)}
+
+
+def _group(state: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return a group of options of hydra."""
+    group = state["cfg"].get(kind)
+    group = vars(group) if isinstance(group, argparse.Namespace) else group
+    return group if isinstance(group, Mapping) else {}
+
+
+def _with_names(state: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return a checkpoint whose options have other names."""
+    args = model_args(state)
+    if "arch" in names:
+        for option in {"arch", "_name"} & vars(args).keys() or {"arch"}:
+            setattr(args, option, names["arch"])
+    groups = {kind: name for kind, name in names.items() if kind != "arch"}
+    for kind in groups.keys() & vars(args).keys():  # with hydra, too, the options of a model may be all of the training
+        setattr(args, kind, groups[kind])
+    if state.get("args"):
+        return {**state, "args": args}
+    changed = {kind: name and {**_group(state, kind), "_name": name} for kind, name in groups.items()}
+    model = args if isinstance(state["cfg"]["model"], argparse.Namespace) else vars(args)
+    return {**state, "cfg": {**state["cfg"], **changed, "model": model}}
