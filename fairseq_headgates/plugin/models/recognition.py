@@ -163,7 +163,7 @@ def register_stand_ins(names: Mapping[str, str], model: str) -> None:
             continue
         register, base, has_options = REGISTER[kind]
         options = (FairseqDataclass,) if has_options else ()
-        register(name, *options)(type(f"Unknown {kind} {name}", (base,), {}))
+        register(name, *options)(type(f"Unknown {kind} {quoted(name)}", (base,), {}))
 
 
 def _known(kind: str) -> set[str]:
