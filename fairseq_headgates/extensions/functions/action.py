@@ -129,10 +129,13 @@ def _weights(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, We
         raise ValueError("the model has no decoder-encoder attention: --write-alignments needs a translation model")
     if by in EXPLANATIONS:
         return by, contributions_by(model, by)
-    heads = [best_head(result)] if by == "best" else parse_heads(by, {"dec-enc": sizes["dec-enc"]}, "--align-by")
-    removed = [head for head in heads if result["heads"]["dec-enc"][head.layer][head.head] is None]
-    if removed:
-        raise ValueError(f"--align-by has {removed[0]}, which is removed: name heads that are left")
+    heads = [best_head(result)] if by == "best" else []
+    for part in by.split(",") if by != "best" else ():  # of an asterisk, the heads that are left
+        named = parse_heads(part, {"dec-enc": sizes["dec-enc"]}, "--align-by")
+        left = [head for head in named if result["heads"]["dec-enc"][head.layer][head.head] is not None]
+        if not left:
+            raise ValueError(f"--align-by has {part}, which is removed: name heads that are left")
+        heads += [head for head in left if head not in heads]
     return ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads), attention_of(model, heads)
 
 

@@ -66,7 +66,7 @@ class FunctionsOptions(FirstSentences, Output):
     align_by: str | None = option(
         metavar="WHAT",
         help="weights of --write-alignments: attention weights of decoder-encoder heads, averaged over them "
-        "(dec-enc:1.3,dec-enc:2.*); best, those of the head with the highest rate of the function alignment; or "
+        "(dec-enc:1.3,dec-enc:2.*, of an asterisk those that are left); best, those of the head with the highest rate of the function alignment; or "
         f"contributions of tokens ({', '.join(EXPLANATIONS)}) as in `headgates explain` (default: alti)",
     )
     no_rare: bool = option(default=False, help="do not look for heads that attend to rare tokens")

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from settings.classification import Classification, Mnli
 from settings.general import GROUPS, Default, Settings
 from settings.language_model import LanguageModel, WikiText103
-from settings.translation import Demo, Iwslt14DeEn, OpenSubtitlesEnRu, PrunePretrained, Sweep, Translation, WmtEnRu
+from settings.translation import (
+    Demo,
+    Iwslt14DeEn,
+    OpenSubtitlesEnRu,
+    PrunePretrained,
+    Sweep,
+    Translation,
+    WmtEnRu,
+    WordAlignment,
+)
 
 __all__ = ["GROUPS", "RECIPES", "Default", "Settings"]
 
@@ -19,6 +28,7 @@ RECIPES: Mapping[str, type[Settings]] = {
     "opensubtitles_en_ru.sh": OpenSubtitlesEnRu,
     "iwslt14_de_en.sh": Iwslt14DeEn,
     "prune_pretrained.sh": PrunePretrained,
+    "word_alignment.sh": WordAlignment,
     "language_model.sh": LanguageModel,
     "wikitext103.sh": WikiText103,
     "classification.sh": Classification,

@@ -8,6 +8,7 @@ from support.analysis import FULL, READ, one_line
 from support.commands import worker_arguments
 from support.functions import conllu
 
+from fairseq_headgates import load_checkpoint, prune_checkpoint, save_checkpoint
 from fairseq_headgates.cli import main as cli
 
 
@@ -138,6 +139,19 @@ def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
     assert found["best"]["aer"] == pytest.approx(1 - max(rates))
     text = on_toy("functions", "--write-alignments", tmp_path / "x", *annotated[-2:])
     assert re.search(r"^alignments by alti: 30 sentences; AER [\d.]+%, precision [\d.]+%, recall", text, re.MULTILINE)
+
+
+def test_an_asterisk_means_the_heads_that_are_left(on_toy, gated_checkpoint, tmp_path):
+    pruned, mask = tmp_path / "pruned.pt", {"dec-enc": [[0, 0, 0, 0], [0, 1, 0, 1]]}
+    save_checkpoint(prune_checkpoint(load_checkpoint(str(gated_checkpoint)), mask), str(pruned))
+    options = ["functions", "--no-rare", "--write-alignments", tmp_path / "x", "--force", "--json", "--align-by"]
+    for by, expected in (
+        ("dec-enc:1.*", "dec-enc:1.1,dec-enc:1.3"),
+        ("dec-enc:*,dec-enc:1.3", "dec-enc:1.1,dec-enc:1.3"),
+    ):
+        assert json.loads(on_toy(*options, by, checkpoint=pruned))["written_alignments"]["by"] == expected
+    for by in ("dec-enc:0.*", "dec-enc:1.0"):
+        assert f"--align-by has {by}, which is removed" in one_line(on_toy(*options, by, checkpoint=pruned, code=2))
 
 
 def test_sentences_that_are_too_long_keep_their_lines(on_toy, texts, tmp_path):

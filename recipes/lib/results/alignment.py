@@ -1,0 +1,93 @@
+"""Print alignment error rates: a row for each model, a column for each kind of weights.
+
+Each FOLDER has files NAME.KIND.json of `headgates functions --write-alignments --alignment --out`, one folder for each
+seed. ALIGNER.forward and ALIGNER.reverse are alignments of CORPUS/train by another aligner, of which the lines in
+CORPUS/test.lines are measured: each direction, and their intersection and union. With --by FILE, print the weights
+by which that file of headgates aligns.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from commands import ArgumentParser
+from fairseq_headgates.extensions.functions.aligning import Alignments
+from fairseq_headgates.extensions.functions.trees import read_alignments
+from fairseq_headgates.files import read_text
+from fairseq_headgates.report.tables import text_table
+
+ALIGNING = 4  # heads of the whole model that align best
+KINDS = {"best": "best head", "average": "last layer", "heads": "all heads", "alti": "alti"}
+
+
+def read(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(read_text(str(path), "the alignments", "run the recipe again"))
+
+
+def mean(values: list[float]) -> str:
+    """Return the mean, with the lowest and the highest value of several seeds."""
+    text = f"{sum(values) / len(values):.3g}"
+    return text + (f" ({min(values):.3g}..{max(values):.3g})" if len(values) > 1 else "")
+
+
+def heads_by_rate(found: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """Return how often each decoder-encoder head attends most to an aligned word."""
+    return {
+        (layer, number): head["words"]["alignment"]["rate"]
+        for layer, heads in enumerate(found["heads"]["dec-enc"])
+        for number, head in enumerate(heads)
+        if head is not None
+    }
+
+
+def models(folders: list[Path]) -> list[list[str]]:
+    """Return a row for each model, in the order in which they were aligned."""
+    whole = [heads_by_rate(read(folder / "whole.chosen.json")) for folder in folders]
+    aligning = [sorted(rates, key=rates.__getitem__)[-ALIGNING:] for rates in whole]
+    rows = []
+    for first in sorted(folders[0].glob("*.alti.json"), key=lambda path: path.stat().st_mtime):
+        name = first.name.partition(".")[0]
+        left = [heads_by_rate(read(folder / f"{name}.chosen.json")) for folder in folders]
+        row = [name, mean([len(heads) for heads in left])]
+        row.append(mean([len(heads.keys() & best) for heads, best in zip(left, aligning, strict=True)]))
+        for kind in KINDS:
+            found = [read(folder / f"{name}.{kind}.json")["written_alignments"]["aer"] for folder in folders]
+            row.append(mean([100 * value for value in found]))
+        rows.append(row)
+    return rows
+
+
+def aligner(corpus: Path, files: str) -> list[list[str]]:
+    """Return the rows of another aligner, none if it did not run."""
+    if not Path(f"{files}.forward").is_file():
+        return []
+    gold = read_alignments(str(corpus / "test.align"))
+    lines = [int(line) for line in (corpus / "test.lines").read_text().split()]
+    forward, reverse = (
+        [set(links) for links in read_alignments(f"{files}.{direction}")] for direction in ("forward", "reverse")
+    )
+    both = [a & b for a, b in zip(forward, reverse, strict=True)]
+    either = [a | b for a, b in zip(forward, reverse, strict=True)]
+    rows = []
+    for name, links in (("forward", forward), ("reverse", reverse), ("intersection", both), ("union", either)):
+        found = Alignments({i: sorted(links[line]) for i, line in enumerate(lines)}).errors(gold, gold)
+        error = f"{100 * (found['aer'] or 0):.3g}"
+        rows.append([f"{Path(files).name}, {name}", "", "", error, "", "", ""])
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    parser = ArgumentParser(__name__, __doc__)
+    parser.add_argument("corpus", type=Path, metavar="CORPUS", nargs="?")
+    parser.add_argument("aligner", metavar="ALIGNER", nargs="?", default="")
+    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
+    parser.add_argument("--by", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    if args.by:
+        print(read(args.by)["written_alignments"]["by"])
+        return
+    rows = models(args.folders) + aligner(args.corpus, args.aligner)
+    print(text_table(["heads by", "dec-enc", f"of {ALIGNING} best", *KINDS.values()], rows))
