@@ -5,10 +5,10 @@
 #   recipes/word_alignment.sh [--dry-run] OUT_DIR
 #
 # Downloads the package bible-alignments, trains a small Greek-English model on all verses with recipes/translation.sh,
-# and aligns 1,000 of them, as aligners work on the text that they are trained on. Then it removes half of the heads by
-# each of several scores, with and without refit, and aligns again. The head `best` is chosen on 500 other verses. If
-# eflomal is installed (pip install eflomal), it aligns the same text. The last output is a table of alignment error rates
-# (AER). Run the same command again to resume; --dry-run prints the commands that are still to be run.
+# and aligns 1,000 of them, as aligners do. Then it removes half of the heads by each of several scores (of every layer one
+# is kept), with and without refit, and aligns again. The best head is chosen on 500 other verses. If eflomal is installed
+# (pip install eflomal), it aligns the same text. The last output is a table of alignment error rates. Run the same command
+# again to resume; --dry-run prints the commands that are still to be run.
 set -euo pipefail
 recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 [[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
@@ -19,12 +19,12 @@ configure RUNS= PRETOKENIZED=1 LOWERCASE=1 JOINT=0 BPE=4000 UPDATES=2500 WARMUP=
 out=${arguments[0]}
 need headgates
 check_out "$out"
-dry || mkdir -p "$out/package"
-stage "$out/package/LICENSE.md" "$out/package/log" bash -c \
-  "python3 -m pip download -q --no-deps -d $(quoted "$out/package") bible-alignments==0.4.2 && cd $(quoted "$out/package") && python3 -m zipfile -e *.whl ."
+stage "$out"/package/*.whl "$out/package/log" python3 -m pip download -q --no-deps -d "$out/package" bible-alignments==0.4.2
+stage "$out/package/LICENSE.md" "$out/package/log" python3 -m zipfile -e "$out"/package/*.whl "$out/package"
 show_into "$out/corpus.txt" python3 "$recipes/lib" corpora.bible "$out/package" "$out/corpus"
 find_devices
-part_of_recipe "$recipes/translation.sh" $(dry && echo --dry-run) "$out/corpus" "$out" el en
+dry && dry_run=(--dry-run) || dry_run=()
+part_of_recipe "$recipes/translation.sh" "${dry_run[@]}" "$out/corpus" "$out" el en
 
 # align NAME MODEL SUBSET BY: write $place/align/NAME.json and NAME.align.
 align() {
@@ -35,30 +35,29 @@ align() {
 align_all() { # NAME MODEL
   say "aligning with $1 of ${place#"$out/"}"
   align "$1.chosen" "$2" valid best
-  best=$(dry && echo dec-enc:0.0 || python3 "$recipes/lib" results.alignment --by "$place/align/$1.chosen.json")
+  local best=HEAD
+  dry || best=$(python3 "$recipes/lib" results.alignment --by "$place/align/$1.chosen.json")
   align "$1.best" "$2" test "$best"
   align "$1.average" "$2" test "dec-enc:$((DECODER_LAYERS - 1)).*"
-  align "$1.heads" "$2" test 'dec-enc:*'
   align "$1.alti" "$2" test alti
 }
-for place in "${places[@]}"; do
-  model=$place/baseline/checkpoint_last.pt
+names=(whole)
+for score in gradient ablation confidence relevance refit random; do names+=("$score" "$score-refit"); done
+for seed in "${!places[@]}"; do
+  place=${places[seed]} model=${places[seed]}/baseline/checkpoint_last.pt
   align_all whole "$model"
   stage "$place/align/scores.json" "$place/align/log" headgates score "$out/data-bin" --path "$model" "${device[@]}" \
-    --gen-subset valid --method gradient,ablation,confidence,refit,random --out "$place/align/scores.json" --force
-  for score in gradient ablation confidence refit random; do
-    half=("$model" --scores "$place/align/scores.json" --method $score --keep 0.5 --force)
-    stage "$place/align/$score.pt" "$place/align/log" headgates prune "${half[@]}" "$place/align/$score.pt"
-    stage "$place/align/$score-refit.pt" "$place/align/log" headgates prune "${half[@]}" "$place/align/$score-refit.pt" \
-      --refit "$out/data-bin" "${device[@]}"
-    align_all "$score" "$place/align/$score.pt"
-    align_all "$score-refit" "$place/align/$score-refit.pt"
+    --gen-subset valid --seed "$((seed + 1))" --method gradient,ablation,confidence,relevance,refit,random \
+    --out "$place/align/scores.json" --force
+  for name in "${names[@]:1}"; do
+    refit=()
+    [[ $name != *-refit ]] || refit=(--refit "$out/data-bin" "${device[@]}")
+    stage "$place/align/$name.pt" "$place/align/log" headgates prune "$model" "$place/align/$name.pt" --keep 0.5 \
+      --scores "$place/align/scores.json" --method "${name%-refit}" --min-per-layer 1 --force "${refit[@]}"
+    align_all "$name" "$place/align/$name.pt"
   done
 done
-if command -v eflomal-align >/dev/null; then
-  say "aligning with eflomal"
-  stage "$out/eflomal.forward" "$out/eflomal.log" bash -c "eflomal-align -s $(quoted "$out/text/train.tok.el") \
-    -t $(quoted "$out/text/train.tok.en") -f $(quoted "$out/eflomal.part") -r $(quoted "$out/eflomal.reverse") \
-    --overwrite && mv $(quoted "$out/eflomal.part" "$out/eflomal.forward")"
-fi
-last_table "$out/alignment.txt" python3 "$recipes/lib" results.alignment "$out/corpus" "$out/eflomal" "${places[@]/%//align}"
+! command -v eflomal-align >/dev/null || stage "$out/eflomal.reverse" "$out/eflomal.log" eflomal-align --overwrite \
+  -s "$out/text/train.tok.el" -t "$out/text/train.tok.en" -f "$out/eflomal.forward" -r "$out/eflomal.reverse"
+last_table "$out/alignment.txt" python3 "$recipes/lib" results.alignment "$out/corpus" "$out/eflomal" \
+  "${places[@]/%//align}" --models "${names[@]}"

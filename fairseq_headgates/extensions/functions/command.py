@@ -66,8 +66,9 @@ class FunctionsOptions(FirstSentences, Output):
     align_by: str | None = option(
         metavar="WHAT",
         help="weights of --write-alignments: attention weights of decoder-encoder heads, averaged over them "
-        "(dec-enc:1.3,dec-enc:2.*, of an asterisk those that are left); best, those of the head with the highest rate of the function alignment; or "
-        f"contributions of tokens ({', '.join(EXPLANATIONS)}) as in `headgates explain` (default: alti)",
+        "(dec-enc:1.3,dec-enc:2.*; of an asterisk, over those that are left); best, those of the head with the highest "
+        f"rate of the function alignment; or contributions of tokens ({', '.join(EXPLANATIONS)}) as in `headgates "
+        "explain` (default: alti)",
     )
     no_rare: bool = option(default=False, help="do not look for heads that attend to rare tokens")
     positional: float = option(

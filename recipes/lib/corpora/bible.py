@@ -75,8 +75,8 @@ def work(args: argparse.Namespace) -> None:
             write_whole(args.raw / f"{split}.{language}", "".join(f"{line}\n" for line in lines), force=True)
         aligned = [" ".join(f"{i}-{j}" for i, j in sorted(links[verse])) for verse in names]
         write_whole(args.raw / f"{split}.align", "".join(f"{line}\n" for line in aligned), force=True)
-    lines = [verses.index(verse) for verse in splits["test"]]
-    write_whole(args.raw / "test.lines", "".join(f"{line}\n" for line in lines), force=True)
+    numbers = [verses.index(verse) for verse in splits["test"]]
+    write_whole(args.raw / "test.lines", "".join(f"{number}\n" for number in numbers), force=True)
     print(f"{len(verses):,} verses, {sum(map(len, links.values())):,} links")
 
 

@@ -1,14 +1,15 @@
-"""Print alignment error rates: a row for each model, a column for each kind of weights.
+"""Print alignment error rate, precision and recall in percent: a row for each model, a column for each kind of weights.
 
-Each FOLDER has files NAME.KIND.json of `headgates functions --write-alignments --alignment --out`, one folder for each
-seed. ALIGNER.forward and ALIGNER.reverse are alignments of CORPUS/train by another aligner, of which the lines in
-CORPUS/test.lines are measured: each direction, and their intersection and union. With --by FILE, print the weights
-by which that file of headgates aligns.
+Each FOLDER has files MODEL.KIND.json of `headgates functions --write-alignments --alignment --out`, one folder for each
+seed: a cell is their mean, for the error rate with the lowest and the highest value. ALIGNER.forward and
+ALIGNER.reverse are alignments of CORPUS/train by another aligner, of which the lines in CORPUS/test.lines are measured:
+each direction, and their intersection and union. With --by FILE, print the weights by which that file is aligned.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fairseq_headgates.files import read_text
 from fairseq_headgates.report.tables import text_table
 
 ALIGNING = 4  # heads of the whole model that align best
-KINDS = {"best": "best head", "average": "last layer", "heads": "all heads", "alti": "alti"}
+KINDS = {"best": "best head", "average": "last layer", "alti": "alti"}
 
 
 def read(path: Path) -> Any:
@@ -27,10 +28,16 @@ def read(path: Path) -> Any:
     return json.loads(read_text(str(path), "the alignments", "run the recipe again"))
 
 
-def mean(values: list[float]) -> str:
+def mean(values: Sequence[float], form: str = ".1f") -> str:
     """Return the mean, with the lowest and the highest value of several seeds."""
-    text = f"{sum(values) / len(values):.3g}"
-    return text + (f" ({min(values):.3g}..{max(values):.3g})" if len(values) > 1 else "")
+    text = f"{sum(values) / len(values):{form}}"
+    return text + (f" ({min(values):{form}}..{max(values):{form}})" if len(values) > 1 else "")
+
+
+def cell(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return error rate, precision and recall of several seeds."""
+    aer, precision, recall = ([100 * (each[name] or 0) for each in errors] for name in ("aer", "precision", "recall"))
+    return f"{mean(aer)}  {sum(precision) / len(precision):.0f}  {sum(recall) / len(recall):.0f}"
 
 
 def heads_by_rate(found: dict[str, Any]) -> dict[tuple[int, int], float]:
@@ -43,19 +50,17 @@ def heads_by_rate(found: dict[str, Any]) -> dict[tuple[int, int], float]:
     }
 
 
-def models(folders: list[Path]) -> list[list[str]]:
-    """Return a row for each model, in the order in which they were aligned."""
+def models(folders: list[Path], names: list[str]) -> list[list[str]]:
+    """Return a row for each model."""
     whole = [heads_by_rate(read(folder / "whole.chosen.json")) for folder in folders]
     aligning = [sorted(rates, key=rates.__getitem__)[-ALIGNING:] for rates in whole]
     rows = []
-    for first in sorted(folders[0].glob("*.alti.json"), key=lambda path: path.stat().st_mtime):
-        name = first.name.partition(".")[0]
+    for name in names:
         left = [heads_by_rate(read(folder / f"{name}.chosen.json")) for folder in folders]
-        row = [name, mean([len(heads) for heads in left])]
-        row.append(mean([len(heads.keys() & best) for heads, best in zip(left, aligning, strict=True)]))
+        row = [name, mean([len(heads) for heads in left], ".2g")]
+        row.append(mean([len(heads.keys() & best) for heads, best in zip(left, aligning, strict=True)], ".2g"))
         for kind in KINDS:
-            found = [read(folder / f"{name}.{kind}.json")["written_alignments"]["aer"] for folder in folders]
-            row.append(mean([100 * value for value in found]))
+            row.append(cell([read(folder / f"{name}.{kind}.json")["written_alignments"] for folder in folders]))
         rows.append(row)
     return rows
 
@@ -74,8 +79,7 @@ def aligner(corpus: Path, files: str) -> list[list[str]]:
     rows = []
     for name, links in (("forward", forward), ("reverse", reverse), ("intersection", both), ("union", either)):
         found = Alignments({i: sorted(links[line]) for i, line in enumerate(lines)}).errors(gold, gold)
-        error = f"{100 * (found['aer'] or 0):.3g}"
-        rows.append([f"{Path(files).name}, {name}", "", "", error, "", "", ""])
+        rows.append([f"{Path(files).name}, {name}", "", "", cell([found]), "", ""])
     return rows
 
 
@@ -84,10 +88,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("corpus", type=Path, metavar="CORPUS", nargs="?")
     parser.add_argument("aligner", metavar="ALIGNER", nargs="?", default="")
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="the models, in the order of the rows")
     parser.add_argument("--by", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     if args.by:
         print(read(args.by)["written_alignments"]["by"])
         return
-    rows = models(args.folders) + aligner(args.corpus, args.aligner)
-    print(text_table(["heads by", "dec-enc", f"of {ALIGNING} best", *KINDS.values()], rows))
+    rows = models(args.folders, args.models) + aligner(args.corpus, args.aligner)
+    kinds = [f"{kind}: AER  P  R" for kind in KINDS.values()]
+    print(text_table(["half by", "dec-enc heads", f"of {ALIGNING} best", *kinds], rows))

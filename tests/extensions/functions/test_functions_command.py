@@ -8,7 +8,7 @@ from support.analysis import FULL, READ, one_line
 from support.commands import worker_arguments
 from support.functions import conllu
 
-from fairseq_headgates import load_checkpoint, prune_checkpoint, save_checkpoint
+from fairseq_headgates.checkpoints import load_checkpoint, prune_checkpoint, save_checkpoint
 from fairseq_headgates.cli import main as cli
 
 

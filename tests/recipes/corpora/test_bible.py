@@ -63,14 +63,16 @@ def test_error_rates_of_models_and_of_another_aligner(tmp_path, capsys):
     (tmp_path / "other.reverse").write_text("\n0-0 0-1 1-2\n")
     for name, rates in (("whole", [[0.1, 0.5, 0.2, 0.4, 0.3]]), ("half", [[0.6, None, 0.6, None, 0.6]])):
         heads = [[rate and {"words": {"alignment": {"rate": rate}}} for rate in layer] for layer in rates]
-        for kind, aer in (("chosen", 1), ("best", 0.25), ("average", 0.5), ("heads", 0.5), ("alti", 0.75)):
-            written = {"by": "dec-enc:0.1", "aer": aer}
+        for kind, aer in (("chosen", 1), ("best", 0.25), ("average", 0.5), ("alti", 0.75)):
+            written = {"by": "dec-enc:0.1", "aer": aer, "precision": 0.5, "recall": None}
             content = {"heads": {"dec-enc": heads}, "written_alignments": written}
             (folder / f"{name}.{kind}.json").write_text(json.dumps(content))
-    alignment.main([str(corpus), str(tmp_path / "other"), str(folder), str(folder)])
+    folders = [str(folder), str(folder)]
+    alignment.main([str(corpus), str(tmp_path / "other"), *folders, "--models", "whole", "half"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[2][:7] == ["whole", "5", "(5..5)", "4", "(4..4)", "25", "(25..25)"]
+    assert rows[2][:9] == ["whole", "5", "(5..5)", "4", "(4..4)", "25.0", "(25.0..25.0)", "50", "0"]
     assert rows[3][:5] == ["half", "3", "(3..3)", "2", "(2..2)"]  # heads 2 and 4 are left of 1, 2, 3, 4
-    assert [row[-1] for row in rows[4:]] == ["60", "0", "50", "14.3"]
+    rates = [["60.0", "50", "33"], ["0.0", "100", "100"], ["50.0", "100", "33"], ["14.3", "75", "100"]]
+    assert [row[2:] for row in rows[4:]] == rates
     alignment.main(["--by", str(folder / "whole.chosen.json")])
     assert capsys.readouterr().out == "dec-enc:0.1\n"
