@@ -29,6 +29,8 @@ from fairseq_headgates.cli.output import check_picture, picture, say, warn, writ
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
+from fairseq_headgates.evaluation.options import to_config
+from fairseq_headgates.evaluation.symbols import spell_numbers
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
@@ -39,6 +41,7 @@ from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.safety.checkpoint import updates_of
 
 T = TypeVar("T", bound=Trust)
+SHOWING_TOKENS = ("attention", "explain", "functions")  # the others print no tokens, or text that the BPE decodes
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Session(Signatures, Generic[T]):
         join_workers(fairseq)
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
         super().__init__(fairseq)
+        if fairseq.bpe == "gpt2" and options.command in SHOWING_TOKENS:
+            spell_numbers(self.task, to_config(fairseq).bpe)
 
     def only_path(self) -> str:
         """Return the one checkpoint of --path. Raise ValueError if there are several."""

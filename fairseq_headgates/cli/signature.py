@@ -86,7 +86,12 @@ class Signatures:
 
 def _listed(options: Mapping[str, str], others: Sequence[str]) -> str:
     """Return options, except `others`, as text."""
-    return ",".join(f"{name.replace('_', '-')}={value}" for name, value in options.items() if name not in others)
+    return ",".join(f"{name.replace('_', '-')}={_short(each)}" for name, each in options.items() if name not in others)
+
+
+def _short(value: str) -> str:
+    """Return a value, a long one by its beginning and a digest: M2M-100 has 9,900 language pairs."""
+    return value if len(value) <= 80 else f"{value[:40]}...{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
 def short_name(path: str) -> str:

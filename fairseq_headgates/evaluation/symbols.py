@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fairseq_headgates.messages import first_line
+
 SHARE = 0.01  # share of symbols, or of sentences, from which on a mark is that of subwords
 
 
@@ -66,6 +68,30 @@ def no_words(task: Any, side: str) -> list[int]:
     special = {*dictionary.symbols[: dictionary.nspecial]} - {dictionary.unk_word}
     special |= {style.format(language) for language in _languages(task) for style in LANGUAGE}
     return [i for i, each in enumerate(dictionary.symbols) if each in special or NO_WORDS.fullmatch(each)]
+
+
+def spell_numbers(task: Any, options: Any) -> None:
+    """Name tokens by their text, such as \u0120man, where dictionaries of GPT-2's BPE (BART, RoBERTa) have numbers.
+
+    Sentences are still read as numbers.
+
+    Args:
+        task: fairseq's task, whose dictionaries are changed
+        options: those of fairseq's BPE
+
+    Raises:
+        ValueError: if the files of the BPE cannot be read
+    """
+    try:
+        spelled = task.build_bpe(options).bpe.decoder
+    except Exception as error:  # of the network, of anyone's files
+        hint = "give its files with --gpt2-encoder-json and --gpt2-vocab-bpe"
+        raise ValueError(f"--bpe gpt2 cannot be used ({first_line(error)}): {hint}") from None
+    for dictionary in {id(each): each for each in (task.source_dictionary, task.target_dictionary) if each}.values():
+        first = dictionary.nspecial
+        dictionary.symbols[first:] = [
+            spelled.get(int(each), each) if each.isdecimal() else each for each in dictionary.symbols[first:]
+        ]
 
 
 def _languages(task: Any) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fairseq import options
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
@@ -170,8 +171,10 @@ def fairseq_options(program: str, words: tuple[str, ...] = ()) -> frozenset[str]
         chosen.setdefault("criterion", chosen["task"])  # as the commands of headgates do
     for name, value in chosen.items():
         cls = registries[name].get(value)
-        if cls is not None and hasattr(cls, "add_args"):
+        if hasattr(cls, "add_args"):
             cls.add_args(parser)
+        elif hasattr(cls, "__dataclass"):
+            gen_parser_from_dataclass(parser, getattr(cls, "__dataclass")())
     return frozenset(name for action in parser._actions for name in action.option_strings)
 
 

@@ -93,8 +93,8 @@ class _Names:
         return self.dictionary[number + self.first]
 
     def index(self, name: str) -> int:
-        number = self.dictionary.indices.get(name)
-        if number is None or number < self.first:
+        symbols = self.dictionary.symbols[self.first :]  # as they are shown
+        if name not in symbols:
             what = "a label" if self.first else "in the target dictionary"
             raise ValueError(f"--instead-of {quoted(name)} is not {what}: give one as it is spelled in the dictionary")
-        return number - self.first
+        return symbols.index(name)

@@ -14,11 +14,12 @@ from fairseq.data.multilingual.multilingual_utils import LangTokStyle, augment_d
 from torch import Tensor
 
 from fairseq_headgates.evaluation.binarised import language_pair
-from fairseq_headgates.files import check_dictionary
+from fairseq_headgates.files import check_dictionary, read_text
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.safety.checkpoint import model_args
 
 LANGUAGE = re.compile(r"[\w@.-]+")
+SOURCES_OF_DATA = ("<MINED_DATA>", "<MMT_BT_DATA>", "<SMT_BT_DATA>")  # of NLLB's --add-data-source-prefix-tags
 
 
 def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> tuple[Dictionary, Dictionary]:
@@ -67,22 +68,36 @@ def _hint(task: Mapping[str, Any]) -> str:
     return f" (the checkpoint was trained on {quoted(task['data'])})" if task.get("data") else ""
 
 
-def _add_symbols(dictionary: Dictionary, task: Mapping[str, Any]) -> None:
+def _listed_languages(task: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the languages of a multilingual task in the order of their symbols. Raise ValueError."""
+    if languages := _listed(task.get("langs")):
+        return languages
+    if not isinstance(named := task.get("lang_dict"), str):
+        return sorted({language for pair in _listed(task.get("lang_pairs")) for language in pair.split("-")})
+    path = str(folder / Path(named).name)
+    return read_text(path, "the languages (--lang-dict)", f"copy the file of the training to {folder}").split()
+
+
+def _complete(dictionary: Dictionary, expected: int, task: Mapping[str, Any], folder: Path) -> None:
     """Add the symbols that the task of a checkpoint adds to dictionaries: languages, <mask>. Raise ValueError."""
-    name, languages = task.get("task", task.get("_name")), _listed(task.get("langs"))
+    name = task.get("task", task.get("_name"))
     if name == "translation_from_pretrained_bart":
         raise ValueError(
             f"models of --task {name} end sentences with a language in place of </s>, which CTranslate2 does not add: "
             "fine-tune mBART with --task translation_multi_simple_epoch"
         )
+    if len(dictionary) == expected:  # that of --fixed-dictionary has them
+        return
     if name == "translation_multi_simple_epoch":
-        of_pairs = {language for pair in _listed(task.get("lang_pairs")) for language in pair.split("-")}
         style, specs = str(task.get("lang_tok_style")), _listed(task.get("langtoks_specs")) or ["main"]
         extra = task.get("extra_data") if isinstance(task.get("extra_data"), dict) else None
         if style in {known.value for known in LangTokStyle}:
-            augment_dictionary(dictionary, languages or sorted(of_pairs), style, specs, extra)
+            augment_dictionary(dictionary, _listed_languages(task, folder), style, specs, extra)
+        for symbol in SOURCES_OF_DATA if task.get("add_data_source_prefix_tags") else ():
+            dictionary.add_symbol(symbol)
     elif name in ("denoising", "multilingual_denoising"):
-        augment_dictionary(dictionary, languages if task.get("add_lang_token") else [], LangTokStyle.mbart.value)
+        languages = _listed(task.get("langs")) if task.get("add_lang_token") else []
+        augment_dictionary(dictionary, languages, LangTokStyle.mbart.value)
 
 
 def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, task: Mapping[str, Any]) -> Dictionary:
@@ -93,8 +108,8 @@ def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, task:
         check_dictionary(dictionary)
     except Exception as error:  # fairseq raises no other
         raise ValueError(f"cannot read the dictionary {path}: {str(error).splitlines()[0]}") from None
-    _add_symbols(dictionary, task)
     expected = len(weights[f"{side}.embed_tokens.weight"])
+    _complete(dictionary, expected, task, path.parent)
     if len(dictionary) != expected:
         raise ValueError(
             f"{path} has {len(dictionary)} symbols, the checkpoint {expected}: give the folder of its own "

@@ -149,5 +149,5 @@ def _warn_without_mark(session: Session, options: FunctionsOptions, annotations:
         warn(
             options.command,
             f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each token "
-            "counts as a word; if that is right, pass --post-process none",
+            "counts as a word; if that is right, pass --post-process none; for the numbers of GPT-2's BPE, --bpe gpt2",
         )

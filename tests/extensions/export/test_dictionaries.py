@@ -33,15 +33,22 @@ def test_dictionaries(gated, toy, tmp_path):
 
 
 MULTILINGUAL = {"task": "translation_multi_simple_epoch", "lang_pairs": ["src-tgt", "src-fr"]}
+MULTILINGUAL["lang_tok_style"] = "multilingual"
 
 
 @pytest.mark.parametrize(
     ("task", "added"),
     [
-        ({**MULTILINGUAL, "langs": ["src", "fr"], "lang_tok_style": "multilingual"}, ["__src__", "__fr__"]),
+        ({**MULTILINGUAL, "langs": ["src", "fr"]}, ["__src__", "__fr__"]),
         ({**MULTILINGUAL, "langs": "src,fr", "lang_tok_style": "mbart"}, ["[src]", "[fr]", "<mask>"]),
+        ({**MULTILINGUAL, "lang_dict": "/elsewhere/langs.txt"}, ["__fr__", "__zh_CN__", "__src__"]),  # mBART-50
+        ({**MULTILINGUAL, "lang_dict": "none.txt"}, "the languages .--lang-dict.*copy the file of the training to"),
+        (
+            {**MULTILINGUAL, "langs": ["src", "fr"], "add_data_source_prefix_tags": True},  # NLLB
+            ["__src__", "__fr__", "<MINED_DATA>", "<MMT_BT_DATA>", "<SMT_BT_DATA>"],
+        ),
         ({"_name": "denoising"}, ["<mask>"]),
-        ({**MULTILINGUAL, "langs": 3, "lang_tok_style": "multilingual"}, ["__fr__", "__src__", "__tgt__"]),
+        ({**MULTILINGUAL, "langs": 3}, ["__fr__", "__src__", "__tgt__"]),
         ({"task": "translation_from_pretrained_bart"}, "fine-tune mBART with --task translation_multi_simple_epoch"),
     ],
 )
@@ -49,15 +56,20 @@ def test_dictionaries_have_the_symbols_that_the_task_adds(task, added, gated, to
     state = load_checkpoint(str(gated))
     state["cfg"]["task"] = task
     (tmp_path / "dict.txt").write_text((toy.data / "dict.src.txt").read_text())
+    (tmp_path / "langs.txt").write_text("fr\nzh_CN\nsrc\n")
+    for side in ("encoder", "decoder"):
+        weight = state["model"][f"{side}.embed_tokens.weight"]
+        more = 1 if isinstance(added, str) else len(added)
+        state["model"][f"{side}.embed_tokens.weight"] = torch.cat([weight, weight[:more]])
     if isinstance(added, str):
         with pytest.raises(ValueError, match=added):
             load_dictionaries(state, tmp_path)
         return
-    for side in ("encoder", "decoder"):
-        weight = state["model"][f"{side}.embed_tokens.weight"]
-        state["model"][f"{side}.embed_tokens.weight"] = torch.cat([weight, weight[: len(added)]])
     source, target = load_dictionaries(state, tmp_path)
     assert source.symbols == target.symbols and source.symbols[-len(added) :] == added
+    source.save(str(tmp_path / "dict.txt"))  # as for --fixed-dictionary
+    (tmp_path / "langs.txt").unlink()
+    assert load_dictionaries(state, tmp_path)[0].symbols == source.symbols
 
 
 def test_dictionaries_of_unknown_languages_are_refused_with_a_reason(gated, toy, tmp_path):
