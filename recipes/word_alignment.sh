@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Word alignments of the Greek New Testament against manual ones: what a translation model knows of them before and after
-# half of its heads are removed.
+# Word alignments of the Greek New Testament against manual ones, before and after half of the heads of a translation
+# model are removed.
 #
 #   recipes/word_alignment.sh [--dry-run] OUT_DIR
 #
 # Downloads the package bible-alignments, trains a small Greek-English model on all verses with recipes/translation.sh,
 # and aligns 1,000 of them, as aligners do. Then it removes half of the heads by each of several scores (of every layer one
-# is kept), with and without refit, and aligns again. The best head is chosen on 500 other verses. If eflomal is installed
+# stays), with and without refit, and aligns again. The best head is chosen on 500 other verses. If eflomal is installed
 # (pip install eflomal), it aligns the same text. The last output is a table of alignment error rates. Run the same command
 # again to resume; --dry-run prints the commands that are still to be run.
 set -euo pipefail

@@ -13,7 +13,12 @@ from settings.declared import GROUPS
 from settings.declared import RECIPES as DECLARED
 
 # Recipes that end as another one, and settings that only Python reads.
-INNER = {"sweep.sh": "translation.sh", "demo.sh": "translation.sh", "iwslt14_de_en.sh": "translation.sh"}
+INNER = {
+    "sweep.sh": "translation.sh",
+    "word_alignment.sh": "translation.sh",
+    "demo.sh": "translation.sh",
+    "iwslt14_de_en.sh": "translation.sh",
+}
 INNER |= {"wmt_en_ru.sh": "translation.sh", "opensubtitles_en_ru.sh": "translation.sh"}
 INNER |= {"wikitext103.sh": "language_model.sh", "mnli.sh": "classification.sh"}
 PLANNED = {"RUNS", "SCRATCH", "ITERATIONS", "SPARSITY_METHOD", "TYPES", "LAMBDAS", "TARGETS", "METHODS"}
