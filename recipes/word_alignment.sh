@@ -5,10 +5,10 @@
 #   recipes/word_alignment.sh [--dry-run] OUT_DIR
 #
 # Downloads the package bible-alignments, trains a small Greek-English model on all verses with recipes/translation.sh,
-# and aligns 1,000 of them, as aligners do. Then it removes half of the heads by each of several scores (of every layer one
-# stays), with and without refit, and aligns again. The best head is chosen on 500 other verses. If eflomal is installed
-# (pip install eflomal), it aligns the same text. The last output is a table of alignment error rates. Run the same command
-# again to resume; --dry-run prints the commands that are still to be run.
+# and aligns 1,000 of them, as aligners do. Then it removes half of the heads by each of several scores, with and
+# without refit (one head of every layer stays), and aligns again. The best head is chosen on 500 other verses. If
+# eflomal is installed (pip install eflomal), it aligns the same text. The last output is a table of alignment error
+# rates. Run the same command again to resume; --dry-run prints the commands that are still to be run.
 set -euo pipefail
 recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 [[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
@@ -19,7 +19,8 @@ configure RUNS= PRETOKENIZED=1 LOWERCASE=1 JOINT=0 BPE=4000 UPDATES=2500 WARMUP=
 out=${arguments[0]}
 need headgates
 check_out "$out"
-stage "$out"/package/*.whl "$out/package/log" python3 -m pip download -q --no-deps -d "$out/package" bible-alignments==0.4.2
+stage "$out"/package/*.whl "$out/package/log" python3 -m pip download -q --no-deps -d "$out/package" \
+  bible-alignments==0.4.2
 stage "$out/package/LICENSE.md" "$out/package/log" python3 -m zipfile -e "$out"/package/*.whl "$out/package"
 show_into "$out/corpus.txt" python3 "$recipes/lib" corpora.bible "$out/package" "$out/corpus"
 find_devices
@@ -29,8 +30,8 @@ part_of_recipe "$recipes/translation.sh" "${dry_run[@]}" "$out/corpus" "$out" el
 # align NAME MODEL SUBSET BY: write $place/align/NAME.json and NAME.align.
 align() {
   stage "$place/align/$1.json" "$place/align/log" headgates functions "$out/data-bin" --path "$2" --gen-subset "$3" \
-    --alignment "$out/corpus/$3.align" --align-by "$4" --write-alignments "$place/align/$1.align" --no-rare --max-tokens \
-    "$GENERATION_TOKENS" --required-batch-size-multiple 1 "${device[@]}" --out "$place/align/$1.json" --force
+    --alignment "$out/corpus/$3.align" --align-by "$4" --write-alignments "$place/align/$1.align" --no-rare \
+    --max-tokens "$GENERATION_TOKENS" "${device[@]}" --out "$place/align/$1.json" --force
 }
 align_all() { # NAME MODEL
   say "aligning with $1 of ${place#"$out/"}"
