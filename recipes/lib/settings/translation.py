@@ -165,7 +165,7 @@ class WordAlignment(Translation):
     """Settings of word_alignment.sh."""
 
     ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    HIDDEN: ClassVar[tuple[str, ...]] = (*Demo.HIDDEN, "RUNS", "SCRATCH", "PRETOKENIZED")
+    HIDDEN: ClassVar[tuple[str, ...]] = (*Demo.HIDDEN, "RUNS", "SCRATCH")
 
 
 class Sweep(Translation):
