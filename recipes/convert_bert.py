@@ -14,18 +14,21 @@ vocab.txt, and to encode text).
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import pickle
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent / "lib"), str(Path(__file__).resolve().parents[1])]
 
 import torch
+from fairseq.data import Dictionary
+from fairseq.models.roberta import RobertaModel
 from torch import Tensor
 
 from commands import ArgumentParser, Refused, quoted
@@ -36,12 +39,12 @@ FILES = ("dict.txt", "tokenizer.json", "model.pt")
 SPECIAL, MASK = ("[CLS]", "[PAD]", "[SEP]", "[UNK]"), "[MASK]"
 FORM = {"model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate", "relu": "relu"}
-SIZES = {
-    "encoder_layers": "num_hidden_layers",
-    "encoder_embed_dim": "hidden_size",
-    "encoder_ffn_embed_dim": "intermediate_size",
-    "encoder_attention_heads": "num_attention_heads",
-    "max_positions": "max_position_embeddings",
+SIZES = {  # options of fairseq, their names in config.json, and as settings of recipes/classification.sh
+    "encoder_embed_dim": ("hidden_size", "EMBED"),
+    "encoder_ffn_embed_dim": ("intermediate_size", "FFN"),
+    "encoder_layers": ("num_hidden_layers", "LAYERS"),
+    "encoder_attention_heads": ("num_attention_heads", "HEADS"),
+    "max_positions": ("max_position_embeddings", "MAX_POSITIONS"),
 }
 ENCODER, LM_HEAD, LM = "encoder.sentence_encoder.", "encoder.lm_head.", "cls.predictions."
 LAYER = {
@@ -77,17 +80,21 @@ def options_of(config: dict[str, Any], path: Path) -> Namespace:
         found = config.get(name, None if name == "model_type" else value)
         if found != value:
             raise Refused(f"{path}: {name} is {quoted(str(found))}, and only {value!r} can be converted")
-    if missing := [name for name in SIZES.values() if not isinstance(config.get(name), int)]:
-        raise Refused(f"{path} has no number {', '.join(missing)}: download it again")
     if config.get("hidden_act") not in ACTIVATIONS:
         found = quoted(str(config.get("hidden_act")))
         raise Refused(f"{path}: hidden_act is {found}, and must be one of {', '.join(ACTIVATIONS)}")
     if not 0 < config.get("layer_norm_eps", USUAL_EPSILON) <= EPSILON:
         raise Refused(f"{path}: layer_norm_eps is {config['layer_norm_eps']}, and must be at most {EPSILON}")
-    sizes = {ours: config[theirs] for ours, theirs in SIZES.items()}
+    sizes = {option: int(config[name]) for option, (name, _) in SIZES.items()}
     training = {"task": "masked_lm", "criterion": "masked_lm", "optimizer": "adam", "lr_scheduler": "fixed"}
-    training |= {"lr": [1e-5], "tokens_per_sample": sizes["max_positions"]}
-    return Namespace(arch="roberta", activation_fn=ACTIVATIONS[config["hidden_act"]], **sizes, **training)
+    return Namespace(
+        arch="roberta",
+        activation_fn=ACTIVATIONS[config["hidden_act"]],
+        tokens_per_sample=sizes["max_positions"],
+        lr=[1e-5],
+        **sizes,
+        **training,
+    )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -95,22 +102,16 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = next((folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()), None)
     if path is None:
         raise Refused(f"{folder} has no model.safetensors and no pytorch_model.bin: download one of them")
+    load: Callable[[Path], dict[str, Tensor]] = partial(torch.load, map_location="cpu", weights_only=True)
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file as load
     try:
-        if path.suffix == ".bin":
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        else:
-            from safetensors.torch import load_file
-
-            weights = load_file(path)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        weights = load(path)
+    except Exception as error:  # the packages raise errors of many types
         raise Refused(f"{path} cannot be read ({str(error).partition(chr(10))[0]}): download it again") from None
-    old_names = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-    found = {}
-    for name, weight in weights.items():
-        for old, new in old_names.items():
-            name = name.replace(old, new)
-        found[name.removeprefix("bert.")] = weight.float()
-    return found
+    # Published files have names of an old version.
+    names = {old: old.replace("Norm.gamma", "Norm.weight").replace("Norm.beta", "Norm.bias") for old in weights}
+    return {names[old].removeprefix("bert."): weight.float() for old, weight in weights.items()}
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
@@ -139,13 +140,14 @@ def symbols_of(vocabulary: dict[str, int], folder: Path) -> list[str]:
     return [*SPECIAL, *others, MASK]
 
 
-def convert(weights: dict[str, Tensor], rows: list[int], layers: int, epsilon: float) -> dict[str, Tensor]:
-    """Return the weights of fairseq's roberta. Raise KeyError or IndexError where one is missing.
+def convert(weights: dict[str, Tensor], rows: list[int], epsilon: float, model: RobertaModel) -> dict[str, Tensor]:
+    """Return the weights of fairseq's roberta. Raise LookupError or RuntimeError if they do not fit the model.
 
     Args:
         weights: those of `read_weights`
         rows: the row of each symbol of fairseq's dictionary in BERT's word embeddings
         epsilon: layer_norm_eps of BERT
+        model: a new model of the same form; its output layer is kept where BERT has none
     """
     factor = min(2.0 ** round(math.log2(EPSILON / epsilon) / 2), LARGEST_FACTOR)
     words = weights["embeddings.word_embeddings.weight"][rows] * factor
@@ -154,23 +156,28 @@ def convert(weights: dict[str, Tensor], rows: list[int], layers: int, epsilon: f
     positions = (weights["embeddings.position_embeddings.weight"] + types[0]) * factor
     # fairseq numbers positions from 2, after the number of <pad>.
     positions = torch.cat([torch.zeros(2, positions.shape[1]), positions])
-    found = {f"{ENCODER}version": torch.tensor([3.0]), f"{ENCODER}embed_tokens.weight": words}
-    found |= {f"{ENCODER}embed_positions.weight": positions, f"{LM_HEAD}weight": words}
+    found = model.state_dict() | {f"{LM_HEAD}weight": words}
+    found |= {f"{ENCODER}embed_tokens.weight": words, f"{ENCODER}embed_positions.weight": positions}
     names = {"embeddings.LayerNorm": f"{ENCODER}layernorm_embedding"}
-    for i in range(layers):
+    for i in range(model.args.encoder_layers):
         names |= {f"encoder.layer.{i}.{old}": f"{ENCODER}layers.{i}.{new}" for old, new in LAYER.items()}
-    names |= {f"{LM}transform.dense": f"{LM_HEAD}dense", f"{LM}transform.LayerNorm": f"{LM_HEAD}layer_norm"}
-    if f"{LM}transform.dense.weight" not in weights:
-        size = len(words[0])
-        new = {"bias": torch.zeros(len(weights["embeddings.word_embeddings.weight"]))}
-        new |= {"transform.dense.weight": torch.eye(size), "transform.dense.bias": torch.zeros(size)}
-        new |= {"transform.LayerNorm.weight": torch.ones(size), "transform.LayerNorm.bias": torch.zeros(size)}
-        weights = weights | {f"{LM}{name}": weight for name, weight in new.items()}
+    if f"{LM}bias" in weights:
+        names |= {f"{LM}transform.dense": f"{LM_HEAD}dense", f"{LM}transform.LayerNorm": f"{LM_HEAD}layer_norm"}
+        found[f"{LM_HEAD}bias"] = weights[f"{LM}bias"][rows]
     for old, ours in names.items():
         found |= {f"{ours}.{kind}": weights[f"{old}.{kind}"] for kind in ("weight", "bias")}
-    for kind in ("weight", "bias"):
-        found[f"{LM_HEAD}layer_norm.{kind}"] = found[f"{LM_HEAD}layer_norm.{kind}"] / factor  # before the words
-    return found | {f"{LM_HEAD}bias": weights[f"{LM}bias"][rows]}
+    for kind in ("weight", "bias"):  # of what is multiplied by the words
+        found[f"{LM_HEAD}layer_norm.{kind}"] = found[f"{LM_HEAD}layer_norm.{kind}"] / factor
+    model.load_state_dict(found)
+    return found
+
+
+def new_model(options: Namespace, dictionary: str) -> RobertaModel:
+    symbols = Dictionary()
+    symbols.add_from_file(io.StringIO(dictionary))
+    symbols.add_symbol("<mask>")
+    torch.manual_seed(1)
+    return RobertaModel.build_model(Namespace(**vars(options)), Namespace(source_dictionary=symbols))
 
 
 def checkpoint(options: Namespace, model: dict[str, Tensor]) -> dict[str, Any]:
@@ -187,21 +194,16 @@ def work(folder: Path, out: Path) -> None:
     vocabulary = tokenizer["model"]["vocab"]
     symbols = symbols_of(vocabulary, folder)
     weights = read_weights(folder)
-    try:
-        rows, epsilon = [vocabulary[symbol] for symbol in symbols], config.get("layer_norm_eps", USUAL_EPSILON)
-        model = convert(weights, rows, options.encoder_layers, epsilon)
-    except (KeyError, IndexError) as error:
-        rule = f"the weights do not fit config.json and the vocabulary ({error})"
-        raise Refused(f"{folder}: {rule}: download them again") from None
+    rows, epsilon = [vocabulary[symbol] for symbol in symbols], config.get("layer_norm_eps", USUAL_EPSILON)
+    dictionary = "".join(f"{symbol} 1\n" for symbol in symbols[len(SPECIAL) : -1])  # fairseq adds the others
+    model = convert(weights, rows, epsilon, new_model(options, dictionary))
     out.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         check_writable(out / name)
-    write_whole(out / "dict.txt", "".join(f"{symbol} 1\n" for symbol in symbols[4:-1]))  # fairseq adds the others
+    write_whole(out / "dict.txt", dictionary)
     write_whole(out / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
     save_checkpoint(checkpoint(options, model), str(out / "model.pt"))
-    names = {"encoder_embed_dim": "EMBED", "encoder_ffn_embed_dim": "FFN", "encoder_layers": "LAYERS"}
-    names |= {"encoder_attention_heads": "HEADS", "max_positions": "MAX_POSITIONS"}
-    sizes = " ".join(f"{name}={getattr(options, option)}" for option, name in names.items())
+    sizes = " ".join(f"{setting}={getattr(options, option)}" for option, (_, setting) in SIZES.items())
     print(f"wrote {', '.join(FILES)} to {out}\nPRETRAINED={out / 'model.pt'} {sizes}")
     if f"{LM}bias" not in weights:
         print(f"the output layer of masked words is new and untrained: the model has no {LM}*")
@@ -220,6 +222,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"convert_bert.py: the package {error.name} is missing: pip install safetensors tokenizers\n")
     except (OSError, ValueError) as error:
         parser.exit(2, f"convert_bert.py: {error}\n")
+    except (LookupError, TypeError, AttributeError, RuntimeError, AssertionError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        parser.exit(2, f"convert_bert.py: {args.model} is no whole BERT ({why}): download it again\n")
     return 0
 
 

@@ -226,12 +226,14 @@ def without(name):
         ({"is_decoder": True}, ["is_decoder is 'True'"]),
         ({"hidden_act": "silu"}, ["hidden_act is 'silu'", "gelu, gelu_new"]),
         ({"layer_norm_eps": 0.1}, ["layer_norm_eps is 0.1", "at most 1e-05"]),
-        ({"hidden_size": None}, ["no number hidden_size"]),
-        ({"num_hidden_layers": 3}, ["do not fit", "encoder.layer.2.attention.self.query.weight"]),
+        ({"hidden_size": None}, ["no whole BERT", "NoneType"]),
+        ({"hidden_size": 20}, ["no whole BERT", "size mismatch"]),
+        ({"layer_norm_eps": "small"}, ["no whole BERT"]),
+        ({"num_hidden_layers": 3}, ["no whole BERT", "encoder.layer.2.attention.self.query.weight"]),
         ({"vocabulary": VOCABULARY[1:]}, ["lacks [PAD]"]),
         ({"vocabulary": [*VOCABULARY, "</s>"]}, ["'</s>'"]),
-        ({"vocabulary": [*VOCABULARY, "b"]}, ["do not fit", "vocabulary"]),
-        ({"weights": without("embeddings.LayerNorm.bias")}, ["do not fit", "embeddings.LayerNorm.bias"]),
+        ({"vocabulary": [*VOCABULARY, "b"]}, ["no whole BERT", "index 12"]),
+        ({"weights": without("embeddings.LayerNorm.bias")}, ["no whole BERT", "embeddings.LayerNorm.bias"]),
     ],
 )
 def test_another_model_is_refused_in_one_line(given, words, tmp_path, capsys):
@@ -246,13 +248,17 @@ def test_another_model_is_refused_in_one_line(given, words, tmp_path, capsys):
         ("config.json", b"[]", ["config.json is no JSON object"]),
         ("tokenizer.json", None, ["tokenizer.json is missing"]),
         ("tokenizer.json", b'{"model": {"type": "BPE"}}', ["no WordPieces"]),
+        ("tokenizer.json", b'{"model": 1}', ["no whole BERT"]),
         ("pytorch_model.bin", None, ["no model.safetensors and no pytorch_model.bin"]),
         ("pytorch_model.bin", b"x", ["pytorch_model.bin cannot be read"]),
+        ("model.safetensors", b"x", ["model.safetensors cannot be read"]),
     ],
 )
 def test_a_missing_or_broken_file_is_refused_in_one_line(name, content, words, tmp_path, capsys):
+    if name == "model.safetensors":
+        pytest.importorskip("safetensors")
     folder = make_bert(tmp_path / "bert")
-    (folder / name).unlink()
+    (folder / name).unlink(missing_ok=True)
     if content is not None:
         (folder / name).write_bytes(content)
     refused(folder, tmp_path / "out", words, capsys)
