@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import torch
+from support.recipes import run
 
 import commands
 import convert_bert
@@ -191,6 +192,32 @@ def _encoded(folder, text, monkeypatch):
     assert commands.run("text.wordpieces", str(folder / "tokenizer.json")) == 0
     into.flush()
     return into.buffer.getvalue().decode()
+
+
+@pytest.mark.rehearsal
+def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path):
+    """From text to a table, with the model's own tokenizer."""
+    pytest.importorskip("tokenizers")
+    letters = "abcdefgh"
+    vocabulary = [*VOCABULARY[:7], *letters, *(f"##{letter}" for letter in letters)]
+    weights = random_weights() | {"embeddings.word_embeddings.weight": torch.randn(len(vocabulary), SIZE) / 20}
+    folder = make_bert(tmp_path / "bert", weights, vocabulary)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in vocabulary))
+    assert convert_bert.main([str(folder), str(tmp_path / "out")]) == 0
+    (tmp_path / "raw").mkdir()
+    for split in ("train", "valid", "test"):
+        lines = [f"{letter}{other} {other}\t{letter in 'abcd'}\n" for letter in letters for other in letters]
+        (tmp_path / "raw" / f"{split}.tsv").write_text("".join(lines))
+    given = {"PRETRAINED": tmp_path / "out" / "model.pt", "EMBED": SIZE, "FFN": FFN, "LAYERS": LAYERS, "HEADS": HEADS}
+    given |= {"MAX_POSITIONS": POSITIONS, "UPDATES": 30, "WARMUP": 3, "LR": 0.01, "STEPS": 50, "RUNS": ""}
+    given |= {"CURVES": "refit", "CPU": 1}
+    result = run("classification.sh", tmp_path / "raw", tmp_path / "table", **given)
+    assert result.returncode == 0, result.stdout + result.stderr
+    text = (tmp_path / "table" / "text" / "test.bpe.input0").read_text().splitlines()
+    assert text[:2] == ["a ##a a", "a ##b b"] and len(text) == 64
+    rows = {line.split()[0]: line.split()[1:4] for line in result.stdout.splitlines() if "/8 " in line}
+    assert rows["refit-50%"][0] == "4/8" and float(rows["baseline"][2]) > 80
 
 
 @pytest.mark.rehearsal
