@@ -194,6 +194,15 @@ def _encoded(folder, text, monkeypatch):
     return into.buffer.getvalue().decode()
 
 
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name, words in (("tokenizer.json", "is no tokenizer.json of Hugging Face"), ("none.json", "No such file")):
+        assert commands.run("text.wordpieces", str(tmp_path / name)) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert words in line
+
+
 @pytest.mark.rehearsal
 def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path):
     """From text to a table, with the model's own tokenizer."""
