@@ -12,9 +12,10 @@
 # The last output is a table: model, heads kept, parameters, accuracy on the test set, difference from the control with
 # its p-value (McNemar's exact test). The defaults are a small model for two CPU cores.
 #
-# PRETRAINED=FILE starts from a RoBERTa checkpoint of fairseq instead. It needs the dictionary (dict.txt) and the BPE
-# codes of subword-nmt (bpecodes) in the same folder, or PRETRAINED_DICT and PRETRAINED_CODES, and the sizes EMBED, FFN,
-# LAYERS, HEADS and MAX_POSITIONS of the model. With ENCODED=1 the text is BPE already, and needs no codes.
+# PRETRAINED=FILE starts from a RoBERTa checkpoint of fairseq instead, for example a BERT of Hugging Face that
+# convert_bert.py has converted. It needs the dictionary (dict.txt) and the BPE codes of subword-nmt (bpecodes) or the
+# tokenizer of Hugging Face (tokenizer.json) in the same folder, or PRETRAINED_DICT and PRETRAINED_CODES, and the sizes
+# EMBED, FFN, LAYERS, HEADS and MAX_POSITIONS of the model. With ENCODED=1 the text is BPE already, and needs no codes.
 #
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.

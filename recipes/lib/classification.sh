@@ -19,7 +19,7 @@ find_pretrained() {
   [[ -f $PRETRAINED ]] || fail "PRETRAINED='$PRETRAINED' is not a file: give a RoBERTa checkpoint of fairseq"
   [[ -f $PRETRAINED_DICT ]] || fail "$PRETRAINED_DICT is missing: set PRETRAINED_DICT to the dictionary of PRETRAINED"
   [[ $ENCODED == 1 || -f $codes ]] ||
-    fail "$codes is missing: set PRETRAINED_CODES to the BPE codes of PRETRAINED, or ENCODED=1 for text that is BPE already"
+    fail "$codes is missing: set PRETRAINED_CODES to the BPE codes or tokenizer.json of PRETRAINED, or ENCODED=1 for text that is BPE already"
   [[ -d $out/data-bin ]] ||
     attended python3 "$recipes/lib" training.check_roberta "$PRETRAINED" "$PRETRAINED_DICT" || exit 2
 }
@@ -36,17 +36,18 @@ inputs() {
   [[ $number == 2 ]] && echo input0 input1 || echo input0
 }
 
-# tokenise SPLIT INPUT: the raw text of a split in tokens, $text/SPLIT.tok.INPUT.
+# tokenise SPLIT INPUT: the raw text of a split in tokens, $text/SPLIT.tok.INPUT, for subword-nmt.
 tokenise() {
   local lowercase=''
-  [[ $ENCODED == 0 ]] || return 0
+  [[ $ENCODED == 0 && $codes != *.json ]] || return 0
   [[ $LOWERCASE == 0 ]] || lowercase=" | python3 $(quoted "$recipes/lib") text.lines lowercase"
   by_lines "$text/$1.raw.$2" "$text/$1.tok.$2" "${TOKENIZE:+sacremoses -q }${TOKENIZE:-cat}$lowercase"
 }
 
-# encode SPLIT INPUT: the tokens of a split in BPE, $text/SPLIT.bpe.INPUT.
+# encode SPLIT INPUT: the tokens of a split in BPE or WordPieces, $text/SPLIT.bpe.INPUT.
 encode() {
   local tokens=$text/$1.tok.$2 command=(subword-nmt apply-bpe -c "$codes")
+  [[ $codes != *.json ]] || tokens=$text/$1.raw.$2 command=(python3 "$recipes/lib" text.wordpieces "$codes")
   [[ $ENCODED == 0 ]] || tokens=$text/$1.raw.$2 command=(cat)
   by_lines "$tokens" "$text/$1.bpe.$2" "$(quoted "${command[@]}")"
 }
@@ -99,16 +100,18 @@ before_baseline() {
 }
 
 # after_baseline PLACE: by each of CURVES, score the heads of the baseline on the training set, remove them step by step
-# without training, and measure accuracy on the test set (Michel et al. 2019).
+# without training, or with a refit, and measure accuracy on the test set (Michel et al. 2019).
 after_baseline() {
-  local folder=$1/curves method
+  local folder=$1/curves method scores refit
   for method in $CURVES; do
     say "removing heads of $(label "$1/baseline") step by step, by $method"
-    stage "$folder/$method.scores.json" "$folder/$method.log" headgates score "${scoring[@]}" --path "$baseline" \
-      --gen-subset train --sentences "$SENTENCES" --method "$method" --seed "$seed" \
-      --out "$folder/$method.scores.json" --force
+    scores=${method%-refit} refit=()
+    [[ $method != *refit ]] || refit=(--refit --refit-sentences "$SENTENCES")
+    stage "$folder/$scores.scores.json" "$folder/$method.log" headgates score "${scoring[@]}" --path "$baseline" \
+      --gen-subset train --sentences "$SENTENCES" --method "$scores" --seed "$seed" \
+      --out "$folder/$scores.scores.json" --force
     stage "$folder/$method.json" "$folder/$method.log" headgates curve "${scoring[@]}" --path "$baseline" \
-      --gen-subset test --scores "$folder/$method.scores.json" --types enc-self --steps "$STEPS" --metric accuracy \
-      --out "$folder/$method.json" --tsv "$folder/$method.tsv" --force
+      --gen-subset test --scores "$folder/$scores.scores.json" --types enc-self --steps "$STEPS" --metric accuracy \
+      "${refit[@]}" --out "$folder/$method.json" --tsv "$folder/$method.tsv" --force
   done
 }

@@ -288,6 +288,26 @@ def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     assert all(program in result.stdout for program in programs)
 
 
+def test_a_tokenizer_of_hugging_face_reads_the_raw_text_and_curves_are_refitted(tmp_path):
+    given = {"PRETRAINED": "bert/model.pt", "PRETRAINED_CODES": "bert/tokenizer.json", "RUNS": "", "SENTENCES": 70}
+    given |= {"CURVES": "gradient gradient-refit refit"}
+    result = run("classification.sh", "--dry-run", make_text(tmp_path / "raw", 2), tmp_path / "out", **given)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    commands = [shlex.split(line) for line in result.stdout.splitlines()]
+    encoding = [words for words in commands if "text.in_blocks" in words]
+    assert [words[3].split("/")[-1] for words in encoding] == [
+        f"{split}.raw.{column}" for split in ("train", "valid", "test") for column in ("input0", "input1")
+    ]
+    assert all(words[4].split()[-2:] == ["text.wordpieces", "bert/tokenizer.json"] for words in encoding)
+    scores = [words for words in commands if words[:2] == ["headgates", "score"]]
+    assert [words[words.index("--method") + 1] for words in scores] == ["gradient", "gradient", "refit"]  # once, if run
+    curves = [words for words in commands if words[:2] == ["headgates", "curve"]]
+    read = [words[words.index("--scores") + 1].split("/")[-1] for words in curves]
+    assert read == ["gradient.scores.json", "gradient.scores.json", "refit.scores.json"]
+    refits = [words[words.index("--refit") :][1:3] if "--refit" in words else None for words in curves]
+    assert refits == [None, ["--refit-sentences", "70"], ["--refit-sentences", "70"]]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [

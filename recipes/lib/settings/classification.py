@@ -19,7 +19,16 @@ from settings.general import (
     training,
 )
 
-Curves = Annotated[list[Literal["gradient", "ablation", "random"]], t.BLANKS, t.ONCE]
+Curves = Annotated[
+    list[
+        Literal[
+            "gradient", "ablation", "confidence", "relevance", "random", "gradient-refit", "ablation-refit",
+            "confidence-refit", "relevance-refit", "random-refit", "refit",
+        ]
+    ],
+    t.BLANKS,
+    t.ONCE,
+]  # fmt: skip
 
 
 class Classification(Training):
@@ -30,7 +39,7 @@ class Classification(Training):
         **given("LOWERCASE=0 ENCODED=0 BPE=6000"),
         "TOKENIZE": "-l en tokenize",
         "PRETRAINED_DICT": lambda s: s.beside_pretrained("dict.txt"),
-        "PRETRAINED_CODES": lambda s: None if s.ENCODED == "1" else s.beside_pretrained("bpecodes"),
+        "PRETRAINED_CODES": lambda s: None if s.ENCODED == "1" else s.beside_pretrained("tokenizer.json", "bpecodes"),
         **given(
             "EMBED=128 FFN=512 LAYERS=4 HEADS=8 MAX_POSITIONS=128 DROPOUT=0.1 MLM_UPDATES=4000 "
             "MLM_LR=0.001 MLM_WARMUP=300 MLM_TOKENS=4096 UPDATES=1000 LR=0.0003 WARMUP=60 BATCH=32 "
@@ -55,7 +64,8 @@ class Classification(Training):
     )
     PRETRAINED_DICT: t.Text = model("dictionary of PRETRAINED (default: dict.txt in its folder)")
     PRETRAINED_CODES: t.Text = model(
-        "BPE codes of PRETRAINED, of subword-nmt (default: bpecodes in its folder); not with ENCODED=1"
+        "BPE codes of PRETRAINED, of subword-nmt, or its tokenizer.json (NAME.json) of Hugging Face, without TOKENIZE "
+        "and LOWERCASE (default: tokenizer.json in its folder, or else bpecodes); not with ENCODED=1"
     )
     MAX_POSITIONS: t.Whole = model(
         "positions of the model; longer inputs (a sentence, or a pair as a whole) lose their end"
@@ -66,8 +76,9 @@ class Classification(Training):
     MLM_TOKENS: t.Whole = training("tokens for each update of masked language modelling on any number of GPUs")
     BATCH: t.Whole = training("sentences, or pairs of them, for each update on any number of GPUs")
     CURVES: Curves = pruning(
-        "scores (gradient, ablation, random), separated by spaces, by which heads of the baseline are removed step by "
-        "step without training; empty: none",
+        "scores (gradient, ablation, confidence, relevance, random), separated by spaces, by which heads of the "
+        "baseline are removed step by step without training; after NAME-refit, and by the score refit, the model is "
+        "refitted on the training set; empty: none",
         record="",
         first=True,
         none=True,
@@ -78,9 +89,12 @@ class Classification(Training):
         "columns of text that a dry run assumes where the data is missing: 2 for pairs (default: 1)", record=""
     )
 
-    def beside_pretrained(self, name: str) -> str | None:
-        """Return the path of a file in the folder of PRETRAINED."""
-        return os.path.join(os.path.dirname(self.PRETRAINED) or ".", name) if self.PRETRAINED else None
+    def beside_pretrained(self, *names: str) -> str | None:
+        """Return the path of the first of these files that exists in the folder of PRETRAINED, or else of the last."""
+        if not self.PRETRAINED:
+            return None
+        paths = [os.path.join(os.path.dirname(self.PRETRAINED) or ".", name) for name in names]
+        return next(filter(os.path.isfile, paths), paths[-1])
 
     def heads(self) -> Heads:
         return Heads({"enc-self": self.HEADS * self.LAYERS})

@@ -70,6 +70,12 @@ def test_defaults(recipe, given, expected):
     assert {name: found[name] for name in expected} == expected
 
 
+def test_a_tokenizer_beside_a_pretrained_model_encodes_the_text(tmp_path):
+    (tmp_path / "tokenizer.json").touch()
+    for given, expected in (({}, str(tmp_path / "tokenizer.json")), ({"ENCODED": "1"}, "")):
+        assert exported(CLASSES, PRETRAINED=str(tmp_path / "m.pt"), **given)["PRETRAINED_CODES"] == expected
+
+
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [(f"{name}.sh", MT) for name in ("sweep", "demo", "wmt_en_ru", "opensubtitles_en_ru", "iwslt14_de_en")]
