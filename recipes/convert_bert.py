@@ -104,7 +104,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise Refused(f"{folder} has no model.safetensors and no pytorch_model.bin: download one of them")
     load: Callable[[Path], dict[str, Tensor]] = partial(torch.load, map_location="cpu", weights_only=True)
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file as load
+        from safetensors.torch import load_file
+
+        load = load_file
     try:
         weights = load(path)
     except Exception as error:  # the packages raise errors of many types
