@@ -64,7 +64,7 @@ for chain in heavy light; do
     --validpref $chain.valid --testpref $chain.test >/dev/null 2>&1
   headgates score "$data" "${task[@]}" --path "$whole" --method ablation --out $chain.json --force
   for heads in 24 16 8; do
-    choice=("$whole" --scores $chain.json --keep "$heads" --force)
+    choice=("$whole" --scores "$chain.json" --keep "$heads" --force)
     headgates prune "${choice[@]}" $chain-$heads.pt >/dev/null
     headgates prune "${choice[@]}" $chain-$heads-refit.pt --refit "$data" "${task[@]}" >/dev/null
     compared+=:$chain-$heads.pt:$chain-$heads-refit.pt
