@@ -15,7 +15,7 @@ recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 source "$recipes/lib/common.sh"
 source "$recipes/lib/devices.sh"
 
-configure RUNS= PRETOKENIZED=1 LOWERCASE=1 JOINT=0 BPE=4000 UPDATES=2500 WARMUP=300 SAVE_EVERY=100000 -- "$@"
+configure RUNS= PRETOKENIZED=1 LOWERCASE=1 JOINT=0 BPE=4000 DROPOUT=0.3 UPDATES=8000 WARMUP=300 SAVE_EVERY=1000 -- "$@"
 out=${arguments[0]}
 need headgates
 check_out "$out"
