@@ -10,10 +10,9 @@ from fairseq.models.roberta import RobertaModel
 from support.models import make_task
 from support.recipes import ROOT, environment
 
-from fairseq_headgates import build_model, load_checkpoint
+from fairseq_headgates.checkpoints import build_model, load_checkpoint, save_checkpoint
 from fairseq_headgates.checkpoints.building import Vocabulary
 from fairseq_headgates.checkpoints.pruned import stock_checkpoint
-from fairseq_headgates.checkpoints.saving import save_checkpoint
 
 MASK = {"enc-self": [[1, 0, 1, 0, 1, 1, 1, 1]] * 4}
 SYMBOLS = 25
