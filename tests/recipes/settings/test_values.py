@@ -44,7 +44,10 @@ BAD = {  # type: {value: rule}
     "TypesOfRuns": (translation.TypesOfRuns, {"x": "'x' is not an attention type: choose from enc-self, dec-self"}),
     "Methods": (translation.Methods, {"random magic": "must be one of"}),
     "Weights": (translation.Weights, {"0.1 -1": "must be a finite number, 0 or more"}),
-    "Curves": (classification.Curves, {"gradient size": "'gradient', 'ablation', 'confidence', 'relevance', ", "random random": TWICE}),
+    "Curves": (
+        classification.Curves,
+        {"gradient size": "'gradient', 'ablation', 'confidence'", "random random": TWICE},
+    ),
     "Switch": (t.Switch, {"yes": "'0' or '1'"}),
     "Runs": (
         general.Runs,
