@@ -93,33 +93,30 @@ def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> dict[
     if arch is not None and arch not in _known("arch"):
         raise ValueError(f"--arch is {quoted(arch)}, which fairseq does not know: choose from {', '.join(FAMILIES)}")
     unknown = unknown_names(state)
-    replaced: dict[str, str | None] = {}
-    if arch is not None:
-        replaced["arch"] = arch
-    elif "arch" in unknown:
-        replaced["arch"] = family_of(state["model"], unknown["arch"])
-        if replaced["arch"] is None:
+    model = arch
+    if arch is None and "arch" in unknown:
+        model = family_of(state["model"], unknown["arch"])
+        if model is None:  # it is refused when the model is built
             return dict(state)
-    model = replaced.get("arch") or architecture(model_args(state))
-    family = FAMILIES.get(
-        ARCH_MODEL_NAME_REGISTRY.get(model, model).replace("_head_gates", ""), FAMILIES["transformer"]
+    replaced = _usual_names(state, unknown, model or architecture(model_args(state))) | (
+        {"arch": model} if model else {}
     )
-    task = family.task if "task" in unknown else _names(state).get("task")
-    usual = {
-        "task": task,
-        "criterion": task if task in CRITERION_REGISTRY else family.criterion,
-        "optimizer": "adam",
-        "lr_scheduler": "fixed",
-    }
-    replaced |= {kind: usual.get(kind) for kind in unknown if kind != "arch"}
-    if not replaced:
-        return dict(state)
     if unknown:
         words = {"arch": "architecture"}
         lines = [f"{words.get(kind, kind)} {quoted(name)} by {replaced[kind]}" for kind, name in unknown.items()]
         hint = "; --arch chooses another family than that of the weights" if "arch" in unknown and arch is None else ""
         _warn_once(f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}")
-    return _with_names(state, replaced)
+    return _with_names(state, replaced) if replaced else dict(state)
+
+
+def _usual_names(state: Mapping[str, Any], unknown: Mapping[str, str], model: str) -> dict[str, str | None]:
+    """Return the usual names of the kinds that are unknown, but for the architecture; `model`: the architecture."""
+    stock = ARCH_MODEL_NAME_REGISTRY.get(model, model).replace("_head_gates", "")
+    family = FAMILIES.get(stock, FAMILIES["transformer"])
+    task = family.task if "task" in unknown else _names(state).get("task")
+    criterion = task if task in CRITERION_REGISTRY else family.criterion
+    usual = {"task": task, "criterion": criterion, "optimizer": "adam", "lr_scheduler": "fixed"}
+    return {kind: usual.get(kind) for kind in unknown if kind != "arch"}
 
 
 @cache
