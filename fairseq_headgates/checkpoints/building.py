@@ -27,7 +27,7 @@ from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
-from fairseq_headgates.plugin.models.recognition import with_known_names
+from fairseq_headgates.plugin.models.recognition import warn_once, with_known_names
 from fairseq_headgates.plugin.options.stored import model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 
@@ -46,12 +46,14 @@ def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple
     Raises:
         ValueError: in one line that names the file
     """
-    state = load_checkpoint(path, trust)
+    state, notice = load_checkpoint(path, trust), ""
     try:
-        state = with_known_names(state, arch)
-        return state, build_model(state)
+        state, notice = with_known_names(state, arch)
+        model = build_model(state)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error}" + f" ({notice})" * bool(notice)) from None
+    warn_once(notice)
+    return state, model
 
 
 class Vocabulary(Dictionary):
@@ -134,7 +136,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: with every reason, if the model is not supported
     """
-    state = with_known_names(state)
+    state, notice = with_known_names(state)
     args = safe_model_options(state)
     model_class = head_gates_class(architecture(args))
     reasons = list(_unsupported(state, args, model_class))
@@ -157,6 +159,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
             f"the model cannot be built from its options and weights: {' '.join(lines[:2])[:500]}"
         ) from None
     freeze_as_stored(model, getattr(model_args(state), "freeze_params", None))
+    warn_once(notice)
     return model.eval()
 
 

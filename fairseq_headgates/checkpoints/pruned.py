@@ -78,7 +78,7 @@ def prune_checkpoint(
     Raises:
         ValueError: if the mask has another shape than the model
     """
-    state = with_known_names(state)
+    state, _ = with_known_names(state)
     model = model or build_model(state)
     cut = pruned or cut_copy(model, mask, neurons)
     pattern = getattr(model_args(state), "freeze_params", None)
@@ -142,7 +142,7 @@ def stock_checkpoint(
     plain values, without optimiser state and counters, so that the checkpoint loads without any plugin. See
     `prune_checkpoint` for the arguments.
     """
-    state = with_known_names(state)
+    state, _ = with_known_names(state)
     model = model or build_model(state)
     cut = pruned or cut_copy(model, mask)
     smaller = prune_checkpoint(state, mask, optimizer=False, model=model, refitted=refitted, pruned=cut)

@@ -77,8 +77,8 @@ REGISTER: dict[str, tuple[Callable[..., Any], type, bool]] = {
 }
 
 
-def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> dict[str, Any]:
-    """Return a checkpoint whose options have only names that fairseq knows, and say what is replaced.
+def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> tuple[dict[str, Any], str]:
+    """Return a checkpoint whose options have only names that fairseq knows, and a sentence on what is replaced, or "".
 
     The model of an unknown architecture is found by the names of its weights. An unknown criterion becomes the usual
     one of the task or the model; none of them matters for what this plugin computes.
@@ -97,16 +97,24 @@ def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> dict[
     if arch is None and "arch" in unknown:
         model = family_of(state["model"], unknown["arch"])
         if model is None:  # it is refused when the model is built
-            return dict(state)
+            return dict(state), ""
     replaced = _usual_names(state, unknown, model or architecture(model_args(state))) | (
         {"arch": model} if model else {}
     )
+    notice = ""
     if unknown:
         words = {"arch": "architecture"}
         lines = [f"{words.get(kind, kind)} {quoted(name)} by {replaced[kind]}" for kind, name in unknown.items()]
         hint = "; --arch chooses another family than that of the weights" if "arch" in unknown and arch is None else ""
-        _warn_once(f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}")
-    return _with_names(state, replaced) if replaced else dict(state)
+        notice = f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}"
+    return (_with_names(state, replaced) if replaced else dict(state)), notice
+
+
+@cache
+def warn_once(notice: str) -> None:
+    """Log a warning, unless it is empty or was logged before."""
+    if notice:
+        logger.warning(printable(notice))
 
 
 def _usual_names(state: Mapping[str, Any], unknown: Mapping[str, str], model: str) -> dict[str, str | None]:
@@ -117,11 +125,6 @@ def _usual_names(state: Mapping[str, Any], unknown: Mapping[str, str], model: st
     criterion = task if task in CRITERION_REGISTRY else family.criterion
     usual = {"task": task, "criterion": criterion, "optimizer": "adam", "lr_scheduler": "fixed"}
     return {kind: usual.get(kind) for kind in unknown if kind != "arch"}
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning(printable(message))
 
 
 def family_of(weights: Mapping[str, Tensor], name: str) -> str | None:

@@ -15,7 +15,7 @@ from support.classifiers import make_roberta, make_sentences, states
 from support.models import logits, make_args, make_batch, make_task
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.plugin.models import recognition
 from fairseq_headgates.plugin.models.mixin import head_gates_class
@@ -98,7 +98,7 @@ def test_a_roberta_of_a_user_directory_of_others(form, caplog):
     state["model"] = {name.replace("encoder.", "decoder.", 1): weight for name, weight in state["model"].items()}
     state = form(state)
     before = copy.deepcopy(state)
-    recognition._warn_once.cache_clear()
+    recognition.warn_once.cache_clear()
     torch.testing.assert_close(states(build_model(state), sample), states(model, sample), rtol=0, atol=1e-6)
     (warning,) = caplog.messages
     assert "architecture 'our_small' by roberta, criterion 'our_loss' by masked_lm, optimizer 'our_sgd'" in warning
@@ -110,7 +110,7 @@ def test_a_roberta_of_a_user_directory_of_others(form, caplog):
 
 
 def test_fairseq_reads_the_options_with_the_names_that_are_put_in(transformer):
-    state = with_known_names(foreign(transformer, options=make_args(), **ENCODERS))
+    state, _ = with_known_names(foreign(transformer, options=make_args(), **ENCODERS))
     args = state["args"]
     assert (args.arch, args.task, args.criterion) == ("transformer", "translation", "label_smoothed_cross_entropy")
     assert (args.optimizer, args.lr_scheduler, args.bpe, args.scoring) == ("adam", "fixed", None, None)
@@ -122,20 +122,31 @@ def test_known_names_stay():
     model = make_roberta(classes=0)
     state = foreign(model, "roberta_head_gates", criterion="masked_lm_l0", task="masked_lm", optimizer="nag")
     state["args"].lr_scheduler = "fixed"
-    assert with_known_names(state) == state
-    changed = with_known_names(state, "roberta_large")["args"]
+    assert with_known_names(state) == (state, "")
+    changed = with_known_names(state, "roberta_large")[0]["args"]
     assert changed.arch == "roberta_large" and changed.criterion == "masked_lm_l0"
 
 
 def test_a_classifier_gets_the_criterion_of_its_task():
     state = foreign(make_roberta(), task="sentence_prediction")
-    assert with_known_names(state)["args"].criterion == "sentence_prediction"
+    assert with_known_names(state)[0]["args"].criterion == "sentence_prediction"
+
+
+def test_a_checkpoint_that_cannot_be_built_gets_one_line(transformer, tmp_path, caplog):
+    """With what was replaced, and without a warning before it."""
+    path = str(tmp_path / "x.pt")
+    torch.save(foreign(transformer, "our_wrong", options=make_args(encoder_layers=5)), path)
+    with pytest.raises(
+        ValueError, match=r"encoder_layers is 5, .*\(names in the .* architecture 'our_wrong' by transfo"
+    ):
+        load_model(path)
+    assert not caplog.messages
 
 
 def test_arch_decides():
     weights = CASES["cmlm_transformer"].build()
     state = foreign(weights)
-    assert with_known_names(state, "cmlm_transformer")["args"].criterion == "nat_loss"
+    assert with_known_names(state, "cmlm_transformer")[0]["args"].criterion == "nat_loss"
     with pytest.raises(ValueError, match=r"--arch is 'nonsense', which fairseq does not know: choose from \w+, "):
         with_known_names(state, "nonsense")
 
