@@ -42,7 +42,7 @@ class Attempt:
 
     @property
     def refused(self) -> bool:
-        """Whether the command ended as it must on bad input: one line on stderr, exit code 2."""
+        """Whether the command ended as it must on bad input: one line on stderr, after warnings, and exit code 2."""
         lines = [line for line in self.err.splitlines() if not re.match(r"headgates \w+: warning: ", line)]
         return self.code == 2 and len(lines) == 1 and "Traceback" not in self.err
 
