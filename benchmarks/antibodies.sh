@@ -58,7 +58,8 @@ END
 models=sapiens/models/v1
 task=(--task masked_lm --sample-break-mode eos --tokens-per-sample 128 --cpu)
 for chain in heavy light; do
-  whole=$models/checkpoint_v${chain:0:1}.pt data=$chain-bin compared=$models/checkpoint_v${chain:0:1}.pt
+  whole=$models/checkpoint_v${chain:0:1}.pt data=$chain-bin
+  compared=$whole
   rm -rf "$data"
   fairseq-preprocess --only-source --srcdict $models/dict.txt --destdir "$data" --trainpref $chain.train \
     --validpref $chain.valid --testpref $chain.test >/dev/null 2>&1

@@ -118,14 +118,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
     """Return the content of tokenizer.json, made from vocab.txt if need be, without padding and truncation."""
-    found = None
-    if (folder / "vocab.txt").is_file() and not (folder / "tokenizer.json").is_file():
+    if (folder / "tokenizer.json").is_file() or not (folder / "vocab.txt").is_file():
+        found = read_json(folder / "tokenizer.json")
+    else:
         from tokenizers import BertWordPieceTokenizer
 
         options = folder / "tokenizer_config.json"
         lowercase = read_json(options).get("do_lower_case", True) if options.is_file() else True
         found = json.loads(BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lowercase).to_str())
-    found = found or read_json(folder / "tokenizer.json")
     if found.get("model", {}).get("type") != "WordPiece":
         raise Refused(f"{folder}/tokenizer.json has no WordPieces (model.type): it must be the tokenizer of a BERT")
     return found | {"padding": None, "truncation": None}

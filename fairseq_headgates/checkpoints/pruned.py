@@ -38,7 +38,7 @@ from fairseq_headgates.plugin.models.recognition import with_known_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, transformer_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
-from fairseq_headgates.safety.checkpoint import architecture, model_args
+from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
 from fairseq_headgates.safety.options import is_plain
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def prune_checkpoint(
     smaller = cut_tensors(weights, under_all_names(cut.cuts, model))
     smaller.update({name: value.to(smaller[name].dtype) for name, value in refitted.items()})
     result["model"] = as_state_dict(smaller, cut.model)
-    result["extra_state"] = dict(_mapping(state.get("extra_state")))
+    result["extra_state"] = dict(as_mapping(state.get("extra_state")))
     for key in [key for key in ("ema", "ema_fp32_params") if key in result["extra_state"]]:
         average = result["extra_state"].pop(key)
         try:
@@ -142,13 +142,12 @@ def stock_checkpoint(
     plain values, without optimiser state and counters, so that the checkpoint loads without any plugin. See
     `prune_checkpoint` for the arguments.
     """
-    state, _ = with_known_names(state)
     model = model or build_model(state)
     cut = pruned or cut_copy(model, mask)
     smaller = prune_checkpoint(state, mask, optimizer=False, model=model, refitted=refitted, pruned=cut)
     args = model_args(smaller)
     name = _model_class(args).stock_architecture(architecture(args))
-    iterator = _mapping(smaller["extra_state"].get("train_iterator"))
+    iterator = as_mapping(smaller["extra_state"].get("train_iterator"))
     history = smaller.get("optimizer_history")
     # fairseq requires these entries
     unknown = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
@@ -171,7 +170,7 @@ def _stock_options(state: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
     """
     options = {name: value for name, value in built.items() if name in transformer_options()}
     for group in ("criterion", "task"):  # hydra stores them apart
-        values = _mapping((state.get("cfg") or {}).get(group))
+        values = as_mapping((state.get("cfg") or {}).get(group))
         options.update({**values, group: values["_name"]} if values.get("_name") else values)
     options.update(flat_options(vars(model_args(state))))
     unwanted = {*DEFAULTS, "_name"}
@@ -209,11 +208,6 @@ def check_loads(state: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def _mapping(value: Any) -> Mapping:
-    value = vars(value) if isinstance(value, argparse.Namespace) else value
-    return value if isinstance(value, Mapping) else {}
-
-
 def _model_class(args: argparse.Namespace) -> type[HeadGatesMixin]:
     """Return the model of this plugin that a checkpoint is built as."""
     model_class = head_gates_class(architecture(args))
@@ -240,7 +234,7 @@ def _with_options(state: Mapping[str, Any], args: argparse.Namespace, name: str)
     if result.get("cfg"):
         cfg = dict(result["cfg"])
         cfg["model"] = args if isinstance(cfg.get("model"), argparse.Namespace) else vars(args)
-        criterion = _mapping(cfg.get("criterion"))
+        criterion = as_mapping(cfg.get("criterion"))
         stock = _stock_criterion(criterion.get("_name"))
         if stock != criterion.get("_name"):
             kept = {k: v for k, v in criterion.items() if k not in L0_OPTIONS}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import getdoc
+from logging.handlers import MemoryHandler
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     try:
         # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
         workers = options.fairseq_arguments() is not None
-        with warnings_printed(options.command), stopped_by_signals(() if workers else (signal.SIGTERM, signal.SIGHUP)):
+        signals = () if workers else (signal.SIGTERM, signal.SIGHUP)
+        with warnings_printed(options.command, at_once=workers), stopped_by_signals(signals):
             check_outputs(options)
             action_of(type(options)).run(options)
             sys.stdout.flush()
@@ -114,17 +116,22 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
 
 
 @contextmanager
-def warnings_printed(command: str) -> Iterator[None]:
-    """Within the context, what this package logs as a warning is printed as one of the command, and the rest is not."""
+def warnings_printed(command: str, at_once: bool) -> Iterator[None]:
+    """Within the context, what this package logs as a warning is printed as one of the command, and the rest is not.
+
+    Those of a command of seconds (not `at_once`) are printed at its end, not before the one line of an error.
+    """
     logger = logging.getLogger("fairseq_headgates")
     level, propagate = logger.level, logger.propagate  # those of the caller, if this runs inside another program
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"headgates {command}: warning: %(message)s"))
+    printed = logging.StreamHandler(sys.stderr)
+    printed.setFormatter(logging.Formatter(f"headgates {command}: warning: %(message)s"))
+    handler = printed if at_once else MemoryHandler(1000, logging.CRITICAL, printed, flushOnClose=False)
     logger.setLevel(logging.WARNING)  # models log when they are built
     logger.addHandler(handler)
     logger.propagate = False
     try:
         yield
+        handler.flush()
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

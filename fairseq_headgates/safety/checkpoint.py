@@ -85,6 +85,12 @@ def model_args(state: Mapping[str, Any]) -> argparse.Namespace:
     return argparse.Namespace(**(vars(args) if isinstance(args, argparse.Namespace) else args))
 
 
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return stored options as a mapping, an empty one for what are no options."""
+    value = vars(value) if isinstance(value, argparse.Namespace) else value
+    return value if isinstance(value, Mapping) else {}
+
+
 def architecture(args: argparse.Namespace) -> str:
     """Return the name by which fairseq builds a model, '?' if the options have none."""
     return getattr(args, "_name", None) or getattr(args, "arch", None) or "?"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from torch import Tensor
 from fairseq_headgates.evaluation.binarised import language_pair
 from fairseq_headgates.files import check_dictionary, read_text
 from fairseq_headgates.messages import quoted
-from fairseq_headgates.safety.checkpoint import model_args
+from fairseq_headgates.safety.checkpoint import as_mapping, model_args
 
 LANGUAGE = re.compile(r"[\w@.-]+")
 SOURCES_OF_DATA = ("<MINED_DATA>", "<MMT_BT_DATA>", "<SMT_BT_DATA>")  # of NLLB's --add-data-source-prefix-tags
@@ -32,7 +31,7 @@ def load_dictionaries(state: Mapping[str, Any], folder: str | os.PathLike[str]) 
         ValueError: if a dictionary is missing, cannot be read or has another size than the model
     """
     stored = (state.get("cfg") or {}).get("task") or model_args(state)
-    task = vars(stored) if isinstance(stored, argparse.Namespace) else stored
+    task = as_mapping(stored)
     weights = state["model"]
     if "encoder.embed_tokens.weight" not in weights:
         only = _load_dictionary(Path(folder) / "dict.txt", weights, "decoder", task)

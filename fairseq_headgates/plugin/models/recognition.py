@@ -30,7 +30,7 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask, register_task
 from torch import Tensor
 
 from fairseq_headgates.messages import printable, quoted
-from fairseq_headgates.safety.checkpoint import architecture, model_args
+from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
 
 logger = logging.getLogger(__name__)
 
@@ -175,16 +175,13 @@ def _known(kind: str) -> set[str]:
 def _names(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the names in the options of a checkpoint: {"arch": name, "task": name, "criterion": name, ...}."""
     args = model_args(state)
-    groups = vars(args) if state.get("args") else {kind: _group(state, kind).get("_name") for kind in REGISTER}
+    groups = (
+        vars(args)
+        if state.get("args")
+        else {kind: as_mapping(state["cfg"].get(kind)).get("_name") for kind in REGISTER}
+    )
     stored = {"arch": architecture(args), **{kind: groups.get(kind) for kind in REGISTER}}
     return {kind: name for kind, name in stored.items() if isinstance(name, str)}
-
-
-def _group(state: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return a group of options of hydra."""
-    group = state["cfg"].get(kind)
-    group = vars(group) if isinstance(group, argparse.Namespace) else group
-    return group if isinstance(group, Mapping) else {}
 
 
 def _with_names(state: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
@@ -198,6 +195,6 @@ def _with_names(state: Mapping[str, Any], names: Mapping[str, str | None]) -> di
         setattr(args, kind, groups[kind])
     if state.get("args"):
         return {**state, "args": args}
-    changed = {kind: name and {**_group(state, kind), "_name": name} for kind, name in groups.items()}
+    changed = {kind: name and {**as_mapping(state["cfg"].get(kind)), "_name": name} for kind, name in groups.items()}
     model = args if isinstance(state["cfg"]["model"], argparse.Namespace) else vars(args)
     return {**state, "cfg": {**state["cfg"], **changed, "model": model}}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from commands import ArgumentParser
@@ -18,6 +19,7 @@ from fairseq_headgates.extensions.functions.aligning import Alignments
 from fairseq_headgates.extensions.functions.trees import read_alignments
 from fairseq_headgates.files import read_text
 from fairseq_headgates.report.tables import text_table
+from results.columns import with_range
 
 ALIGNING = 4  # heads of the whole model that align best
 KINDS = {"best": "best head", "average": "last layer", "alti": "alti"}
@@ -28,16 +30,10 @@ def read(path: Path) -> Any:
     return json.loads(read_text(str(path), "the alignments", "run the recipe again"))
 
 
-def mean(values: Sequence[float], form: str = ".1f") -> str:
-    """Return the mean, with the lowest and the highest value of several seeds."""
-    text = f"{sum(values) / len(values):{form}}"
-    return text + (f" ({min(values):{form}}..{max(values):{form}})" if len(values) > 1 else "")
-
-
 def cell(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return error rate, precision and recall of several seeds."""
     aer, precision, recall = ([100 * (each[name] or 0) for each in errors] for name in ("aer", "precision", "recall"))
-    return f"{mean(aer)}  {sum(precision) / len(precision):.0f}  {sum(recall) / len(recall):.0f}"
+    return f"{with_range('.1f')(aer)}  {mean(precision):.0f}  {mean(recall):.0f}"
 
 
 def heads_by_rate(found: dict[str, Any]) -> dict[tuple[int, int], float]:
@@ -57,8 +53,8 @@ def models(folders: list[Path], names: list[str]) -> list[list[str]]:
     rows = []
     for name in names:
         left = [heads_by_rate(read(folder / f"{name}.chosen.json")) for folder in folders]
-        row = [name, mean([len(heads) for heads in left], ".2g")]
-        row.append(mean([len(heads.keys() & best) for heads, best in zip(left, aligning, strict=True)], ".2g"))
+        row = [name, with_range(".2g")([len(heads) for heads in left])]
+        row.append(with_range(".2g")([len(heads.keys() & best) for heads, best in zip(left, aligning, strict=True)]))
         for kind in KINDS:
             row.append(cell([read(folder / f"{name}.{kind}.json")["written_alignments"] for folder in folders]))
         rows.append(row)
