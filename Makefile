@@ -43,7 +43,7 @@ coverage: setup ## run the tests of every change and print the lines that they d
 	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
 
 # The demo needs no tools for tests and documentation.
-DEMO_EXTRAS = fairseq,recipes,plots
+DEMO_EXTRAS = fairseq,recipes,plots,ctranslate2
 demo: export EXTRAS := $(or $(EXTRAS),$(DEMO_EXTRAS))
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)

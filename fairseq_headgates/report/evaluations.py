@@ -10,14 +10,15 @@ from fairseq_headgates.report.tables import p_value_text, rounded, text_table
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any]]) -> str:
     """Format evaluations by name, each the JSON object of a file of `headgates evaluate`: a line for each."""
-    rows = {name: _cells(evaluation) for name, evaluation in evaluations.items()}
+    rows = {name: cells_of(evaluation) for name, evaluation in evaluations.items()}
     columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
     return text_table(
         ["checkpoint", *columns], [[name, *(cells.get(c, "-") for c in columns)] for name, cells in rows.items()]
     )
 
 
-def _cells(evaluation: Mapping[str, Any]) -> dict[str, str]:
+def cells_of(evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns of an evaluation."""
     kept, total = evaluation["heads"]["total"]
     cells = {"heads": f"{kept}/{total}", "parameters": f"{evaluation['parameters']:,}"}
     for subset, loss in evaluation["losses"].items():
@@ -30,20 +31,6 @@ def _cells(evaluation: Mapping[str, Any]) -> dict[str, str]:
     if speed := evaluation["speed"]:
         cells[f"{speed['unit']}/s"] = f"{speed['per_second']:,.0f}"
     return cells
-
-
-def translation_table(evaluations: Mapping[str, Mapping[str, Any]], sentences: int) -> str:
-    """Format the translations of the first sentences, with their references; "" for classifiers."""
-    first = next(iter(evaluations.values()))
-    references = first.get("references") or []
-    if not all(isinstance(reference, str) for reference in references[:sentences]):
-        return ""
-    width = max(map(len, ("reference", *evaluations)))
-    blocks = []
-    for i, reference in enumerate(references[:sentences]):
-        texts = {"reference": reference, **{name: each["predictions"][i] for name, each in evaluations.items()}}
-        blocks.append("\n".join([f"sentence {i + 1}", *(f"{name:{width}}  {text}" for name, text in texts.items())]))
-    return "\n\n".join(blocks)
 
 
 def _with_interval(value: float, interval: Sequence[float], digits: int) -> str:

@@ -24,7 +24,7 @@ def curve_plot(points: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def heat_map(table: HeadTable) -> Figure:
-    """Plot a heat map of numbers from 0 to 1 per attention type, layers (the last on top) by heads."""
+    """Plot a heat map of numbers from 0 to 1 per attention type, layers (the first on top) by heads."""
     return heat_maps([table], (0.0, 1.0))
 
 
@@ -48,6 +48,7 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
             if attention_type in table.values:
                 mesh = _cells(axes, table.values[attention_type], low, high)
                 axes.set(title=attention_type, xlabel="head", ylabel="layer")
+                axes.invert_yaxis()
             else:
                 axes.set_axis_off()
         figure.colorbar(mesh, ax=list(line), label=table.name)

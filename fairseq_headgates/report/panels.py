@@ -55,6 +55,40 @@ def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return panels
 
 
+def compression_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return plots of the loss, and of the metric, over the parameters that are kept, and over the speed if measured.
+
+    A line for each choice of units, from the whole model on.
+
+    Args:
+        results: objects of `headgates compress --json`
+    """
+    first = results[0]
+    places: dict[str, Callable[[Mapping[str, Any]], float]] = {
+        "parameters kept (%)": lambda each: 100 * each["parameters"][1] / each["parameters"][0]
+    }
+    if first["speedup"]:
+        places["speed"] = lambda each: each["speedup"]
+    measures = {f"bits per {first['unit']}": "loss", **{label: name for name, label in METRICS.items() if name in first}}
+    panels = []
+    for label, measure in measures.items():
+        for x, place in places.items():
+            lines: dict[str, list[tuple[float, float]]] = {}
+            for each in results:
+                whole = (place({**each, "parameters": [1, 1], "speedup": 1.0}), each[measure][0])
+                line = lines.setdefault(" and ".join(each["units"]), [whole])
+                line.append((place(each), each[measure][1]))
+            ordered = {units: sorted(line) for units, line in lines.items()}
+            panels.append(Panel(label, partial(_compression, lines=ordered, x=x, y=label)))
+    return panels
+
+
+def _compression(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
+    draw_lines(axes, lines, x, y)
+    if x != "speed":
+        axes.invert_xaxis()  # smaller models to the right, as with the speed
+
+
 def draw_lines(
     axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, counts: bool = False
 ) -> None:

@@ -49,7 +49,7 @@ RUNNING = ("headgates", "fairseq-generate", "fairseq-validate", "fairseq-eval-lm
 ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --beam 2 --max-len-b 5"}
 
 
-FOLDERS = "bart gated scratch more gated-again ctranslate2-int8 lm-ctranslate2 lm-gated lm-all lm-all-gated".split()
+FOLDERS = "bart small-ct2 gated scratch more gated-again ctranslate2-int8 lm-ctranslate2 lm-gated lm-all lm-all-gated".split()
 FOLDERS += ["classifier-gated"]
 REFERENCE = ROOT / "docs" / "reference"
 PLUGIN = ("--user-dir", Path(fairseq_headgates.__file__).parent)  # so that a command runs in this process
@@ -88,10 +88,13 @@ class Reader:
 
     def __init__(self, folder, toy, checkpoints, run, train):
         self.folder, self.run, self.train = folder, run, train
-        (folder / "data-bin").symlink_to(toy.data)
+        for data in ("data-bin", "demo-out/data-bin"):
+            (folder / data).parent.mkdir(exist_ok=True)
+            (folder / data).symlink_to(toy.data)
         self.train_lm = self.train_roberta = None
         for place, name in {
             "baseline/checkpoint_best.pt": "baseline",
+            "demo-out/baseline+/checkpoint_last.pt": "baseline",
             "demo-out/all_heads0.5/checkpoint_last.pt": "gated",
             **{f"e{epoch}.pt": "baseline" for epoch in (1, 2, 3)},
         }.items():

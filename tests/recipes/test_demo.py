@@ -50,7 +50,7 @@ def makes_models_smaller(printed):
 
 def table(text, number):
     """Return the lines of a table, without its header."""
-    return text.split("\nmodel ")[number + 1].split("\ndiff, p: ")[0].splitlines()[2:]
+    return text.split("\nmodel  ")[number + 1].split("\ndiff, p: ")[0].splitlines()[2:]
 
 
 def has_a_report(out):

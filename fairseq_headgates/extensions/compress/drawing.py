@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.report.panels import MARKERS
+from fairseq_headgates.report.panels import compression_panels, row_of
 from fairseq_headgates.report.tables import METRICS, removal_table, rounded, text_table
 
 if TYPE_CHECKING:
@@ -30,51 +30,13 @@ def _kept(found: Mapping[str, Any]) -> str:
 
 
 def plot(found: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the loss, and the metric, over the parameters that are kept, and over the speed if it was measured.
-
-    A line for each choice of units.
-    """
-    from matplotlib.figure import Figure
-
-    places: dict[str, Callable[[Mapping[str, Any]], float]] = {
-        "parameters kept (%)": lambda each: 100 * each["parameters"][1] / each["parameters"][0]
-    }
-    if found[0]["speedup"]:
-        places["speed"] = lambda each: each["speedup"]
-    measures = {f"bits per {found[0]['unit']}": "loss", **{METRICS[name]: name for name in _metrics(found)}}
-    figure = Figure(figsize=(1 + 4 * len(places), 3.6 * len(measures)), layout="constrained")
-    rows = figure.subplots(len(measures), len(places), sharex="col", sharey="row", squeeze=False)
-    for panels, (measure, name) in zip(rows, measures.items(), strict=True):
-        for axes, (label, place) in zip(panels, places.items(), strict=True):
-            for number, (units, points) in enumerate(_lines(found, place, name).items()):
-                axes.plot(*zip(*points, strict=True), f"{MARKERS[number]}-", label=units)
-            axes.set(xlabel=label)
-        panels[0].set(ylabel=measure)
-    rows[0][0].invert_xaxis()
-    rows[0][0].legend()
-    return figure
-
-
-def _metrics(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in METRICS if name in found[0]]
-
-
-def _lines(
-    found: Sequence[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], float], measure: str
-) -> dict[str, list[tuple[float, float]]]:
-    """Return {units: points: place, loss or metric}, from the whole model on."""
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for each in found:
-        before, after = each[measure]
-        whole = {**each, "parameters": [1, 1], "speedup": 1.0}
-        line = lines.setdefault(" and ".join(each["units"]), [(place(whole), before)])
-        line.append((place(each), after))
-    return {units: sorted(line) for units, line in lines.items()}
+    """Draw the loss, and the metric, over the parameters that are kept, and over the speed if it was measured."""
+    return row_of(compression_panels(found))
 
 
 def _costs(found: Sequence[Mapping[str, Any]]) -> str:
     """Format the number of parameters, the loss, the metric and the speed of each model."""
-    first, metrics, timed = found[0], _metrics(found), bool(found[0]["speedup"])
+    first, metrics, timed = found[0], [name for name in METRICS if name in found[0]], bool(found[0]["speedup"])
     before, unit = first["parameters"][0], first["unit"].split()[-1]
     header = ["removed", "parameters", "kept", f"bits/{unit}", "difference", "estimated"]
     header += [*(METRICS[name] for name in metrics), *["speed"] * timed]

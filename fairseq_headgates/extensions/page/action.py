@@ -14,7 +14,7 @@ from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
 from fairseq_headgates.extensions.page.command import ReportOptions
 from fairseq_headgates.extensions.page.content import Experiment, Training
 from fairseq_headgates.extensions.page.inputs import read_experiment
-from fairseq_headgates.extensions.page.sections import TITLES_AND_INTROS, sections
+from fairseq_headgates.extensions.page.sections import TITLES_AND_INTROS, sections, sentence
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.gate_log import thinned
@@ -68,14 +68,13 @@ def report_page(found: Experiment, command: str) -> str:
         """Give the names within an SVG a prefix, so that they are not those of another one in the page."""
         return re.sub(r'\bid="|url\(#|href="#', rf"\g<0>plot{next(numbers)}-", svg)
 
-    gated = next((model.distribution for model in found.models if model.distribution), DISTRIBUTION)
-    runs = {each.name for each in found.trainings} | {each.name for each in found.models}
-    counts = {"checkpoints": len(found.models), "training runs": len(found.trainings)}
-    counts["result files"] = len({each.name for each in found.inputs} - runs)
+    gated = next((model.distribution for model in found.models if model.distribution), None)
+    if any(training.gates for training in found.trainings):
+        gated = gated or DISTRIBUTION
     page = templates("page").get_template("report.html").render(
         sections=sections(found), texts=TITLES_AND_INTROS, titles=TITLES, inputs=found.inputs, command=command,
-        inline=inline, version=__version__, counts=counts,
-        distribution=dict(zip(("temperature", "low", "high"), gated, strict=True)),
+        inline=inline, version=__version__, headline=sentence(found), largest=largest_share,
+        distribution=gated and dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
     page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8
     size = len(page.encode())

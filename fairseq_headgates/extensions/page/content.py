@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq_headgates.heads import AttentionMap, HeadTable
+from fairseq_headgates.evaluation.results import Evaluation
+from fairseq_headgates.heads import AttentionMap, Contributions, HeadTable
 from fairseq_headgates.plugin.gate_log import GateRecord
 
 
@@ -21,6 +22,7 @@ class ModelHeads:
         alive: the mask of the heads in the weights, whose other heads are removed; None if no head is removed
         parameters: number of parameters
         distribution: temperature, low and high of the Hard Concrete distribution; None without gates
+        neurons: for each side from which neurons were removed, the number in each layer before and after
     """
 
     name: str
@@ -29,6 +31,7 @@ class ModelHeads:
     alive: HeadTable | None
     parameters: int
     distribution: tuple[float, float, float] | None
+    neurons: Mapping[str, tuple[int, Sequence[int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,4 +72,6 @@ class Experiment:
     sweeps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     attention: list[tuple[str, dict[int, list[AttentionMap]]]] = field(default_factory=list)
     overlaps: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
-    evaluations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    evaluations: list[tuple[str, Evaluation]] = field(default_factory=list)
+    compressions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    explanations: list[tuple[str, dict[int, Contributions]]] = field(default_factory=list)

@@ -22,7 +22,7 @@ class Cell(NamedTuple):
         text: what the cell shows
         strength: strength of its colour, 0 to 1
         label: what the page says of it on hover and by keyboard
-        state: "open", "closed" or "removed"
+        state: "open", "closed" or "removed"; "share" of a layer of which `strength` is kept
     """
 
     text: str
@@ -57,10 +57,10 @@ def gate_grids(model: ModelHeads) -> Grids:
     def cell(head: HeadId, gate: float) -> Cell:
         name, probability = named(head), model.open_probability[head]
         if gate > 0:
-            return Cell(short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
+            return Cell("" if gate == 1 else short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
         if model.alive is not None and head.attention_type in model.alive.values and model.alive[head] == 0:
             return Cell("", 0, f"{name}: removed", "removed")
-        return Cell("0", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
+        return Cell("", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
 
     return grids(model.gate, cell)
 
@@ -96,6 +96,18 @@ def function_grids(result: Mapping[str, Any]) -> Grids:
     return grids(table, cell)
 
 
+def neuron_grids(model: ModelHeads) -> Grids:
+    """Return the share of the neurons that each layer keeps, for the sides that lost some."""
+    return {
+        f"{side} neurons": [
+            [Cell(f"{kept} of {before}", kept / before, f"{side} layer {i}: {kept} of {before} neurons", "share")]
+            for i, kept in enumerate(layers)
+        ]
+        for side, (before, layers) in model.neurons.items()
+        if any(kept < before for kept in layers)
+    }
+
+
 def closed_grids(closed: HeadTable) -> Grids:
-    """Return P(gate = 0)."""
-    return grids(closed, lambda head, p: Cell(f"{p:.2f}", p, f"{named(head)}: P(gate = 0) {p:.2f}"))
+    """Return P(gate = 0), coloured by P(gate != 0)."""
+    return grids(closed, lambda head, p: Cell(f"{p:.2f}", 1 - p, f"{named(head)}: P(gate = 0) {p:.2f}"))

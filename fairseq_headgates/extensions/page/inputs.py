@@ -23,6 +23,7 @@ from fairseq_headgates.heads import (
     TYPES,
     AttentionMap,
     AttentionType,
+    Contributions,
     HeadId,
     parse_mask,
     scores_of,
@@ -37,7 +38,7 @@ CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present a
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
 KNOWN = (
     "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
-    "curve, functions, attention, evaluate, compare or of sweep.sh"
+    "curve, functions, attention, explain, evaluate, compare, compress or of sweep.sh"
 )
 
 
@@ -127,7 +128,8 @@ def _add_checkpoint(found: Experiment, path: str, load: Load) -> None:
     alive = parse_mask(args.alive_heads) if getattr(args, "remove_heads", False) else None
     of_gates = [module.attention.gate.distribution for module in gated_modules(model)]
     distribution = (of_gates[0].temperature, of_gates[0].low, of_gates[0].high) if of_gates else None
-    parts = (heads.gate, heads.open_probability, alive, heads.parameters, distribution)
+    neurons = {side: (int(getattr(args, f"{side}_ffn_embed_dim")), dims) for side, dims in heads.ffn_dims.items()}
+    parts = (heads.gate, heads.open_probability, alive, heads.parameters, distribution, neurons)
     found.models.append(ModelHeads(path, *parts))
     found.inputs.append(Input(path, "checkpoint", heads.gate.signature))
 
@@ -149,7 +151,8 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
     for item in content if isinstance(content, list) else [content]:
         kept = item.get(member) if member else item
         first = read_records(kind, kept, f"{path} {member}".rstrip(), "write it again")[0]
-        getattr(found, results).append((path, first.maps() if kind is _Attention else kept))
+        shown = first.sentences_by_number() if kind in (_Attention, _Explanation) else kept
+        getattr(found, results).append((path, first if kind is Evaluation else shown))
         label = name.removeprefix("headgates.").partition("/")[0]
         found.inputs.append(Input(path, label, getattr(first, "signature", "")))
 
@@ -200,7 +203,7 @@ class _Attention:
         if self.lines and len(self.lines) != len(self.sentences):
             raise ValueError("does not have one of its lines for each sentence")
 
-    def maps(self) -> dict[int, list[AttentionMap]]:
+    def sentences_by_number(self) -> dict[int, list[AttentionMap]]:
         """Return the maps of each sentence by its number, in the order of `TYPES`."""
         numbers = self.lines or range(1, len(self.sentences) + 1)
         return {
@@ -215,6 +218,39 @@ class _Attention:
         }
 
 
+@dataclass(frozen=True)
+class _Sentence:
+    """The explanation of one sentence."""
+
+    positions: list[int]
+    predicted: list[str]
+    source: list[str]
+    prefix: list[str]
+    contributions: list[list[float]]
+
+    def __post_init__(self) -> None:
+        tokens = len(self.source) + len(self.prefix)
+        rows = len(self.contributions) == len(self.predicted) == len(self.positions)
+        if not rows or any(len(row) != tokens for row in self.contributions):
+            raise ValueError("does not have a row of contributions for each prediction, with one for each token")
+
+
+@dataclass(frozen=True)
+class _Explanation:
+    signature: str
+    lines: list[int]
+    sentences: list[_Sentence]
+
+    def __post_init__(self) -> None:
+        if len(self.lines) != len(self.sentences):
+            raise ValueError("does not have one of its lines for each sentence")
+
+    def sentences_by_number(self) -> dict[int, Contributions]:
+        """Return the contributions of each sentence by its number."""
+        found = ((s.positions, s.predicted, s.source, s.prefix, s.contributions) for s in self.sentences)
+        return {number: Contributions(*each) for number, each in zip(self.lines, found, strict=True)}
+
+
 # By format: the list of an `Experiment` for such files, the member of the object that is kept there ("" for the whole
 # object), and what it must be, or each object in it.
 _RESULTS: dict[str, tuple[str, str, Any]] = {
@@ -225,4 +261,6 @@ _RESULTS: dict[str, tuple[str, str, Any]] = {
     "headgates.attention/1": ("attention", "", _Attention),
     "headgates.overlap/1": ("overlaps", "pairs", dict[str, Any]),
     "headgates.evaluation/1": ("evaluations", "", Evaluation),
+    "headgates.compressed/1": ("compressions", "", _Signed),
+    "headgates.explanation/1": ("explanations", "", _Explanation),
 }

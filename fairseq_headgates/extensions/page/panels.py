@@ -77,16 +77,6 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
     return panels
 
 
-def checkpoint_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return bar charts of the heads that checkpoints keep: of each type, and for each type by layer.
-
-    Args:
-        models: objects with `name`, and with `heads` and `layers` as in a sweep file
-    """
-    names = [model["name"] for model in models]
-    return [Panel(title, partial(_bars, names=names, groups=each)) for title, each in _groups(models).items()]
-
-
 def _groups(models: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Return {title of a plot: {label: heads kept by each model}}: of each type, and of each layer of a type."""
     types = [each for each in TYPES if each in models[0]["layers"]]

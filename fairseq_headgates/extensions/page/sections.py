@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.extensions.page.content import Experiment, ModelHeads, Training
-from fairseq_headgates.extensions.page.grids import Grids, closed_grids, function_grids, gate_grids, score_grids
+from fairseq_headgates.extensions.page.grids import (
+    Grids,
+    closed_grids,
+    function_grids,
+    gate_grids,
+    neuron_grids,
+    score_grids,
+)
 from fairseq_headgates.extensions.page.panels import (
     Panel,
-    checkpoint_panels,
     function_panels,
     overlap_panel,
     sweep_panels,
     training_panels,
 )
-from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable, Signature
+from fairseq_headgates.extensions.page.results import Comparison, compare, groups, headline, labels
+from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, HeadTable
+from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.plugin.gate_log import thinned
-from fairseq_headgates.report.evaluations import evaluation_table, translation_table
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
 from fairseq_headgates.report.maps import by_type
-from fairseq_headgates.report.panels import curve_panels
+from fairseq_headgates.report.panels import compression_panels, curve_panels
 from fairseq_headgates.report.tables import (
     best_head_table,
     curve_table,
@@ -40,41 +45,46 @@ from fairseq_headgates.report.tables import (
 from fairseq_headgates.report.text import text_style
 
 FRAMES = 100  # steps of the animation
-TRANSLATIONS = 10  # sentences whose translations are shown
 TITLES_AND_INTROS = {
+    "results": (
+        "Results",
+        "Scores of models on the same data with 95% confidence intervals; changes from the first model with the p-value "
+        "of their test. In translations, words that the first model does not have at this place are marked.",
+    ),
+    "compression": (
+        "Compression",
+        "Loss and score of models from which headgates compress removed more and more, without training.",
+    ),
     "heads": (
-        "Heads",
-        "Each number is the evaluation gate of a head: open above 0, closed at 0 (dashed). Hatched heads are removed "
-        "from the weights. A head without a gate counts as 1.",
+        "Heads and neurons",
+        "Blue: kept or open, with the value of a gate below 1. Hatched: removed from the weights. Dashed: closed by a "
+        "gate of 0. A bar shows the share of the neurons that a layer keeps.",
     ),
-    "bleu": (
-        "Quality and heads kept",
-        "BLEU, perplexity or accuracy, and the number of heads that pruned models keep.",
-    ),
+    "curves": ("Fewer and fewer heads", "BLEU, loss or accuracy over the number of heads that are kept or removed."),
     "overlap": (
         "Heads in common",
         "The heads that two masks both keep, divided by those that at least one keeps. By chance: random masks that "
         "keep as many heads.",
     ),
-    "translations": (
-        "Evaluations",
-        "Scores of models on the same data, with 95% confidence intervals, and translations of the first sentences.",
-    ),
     "functions": (
-        "Functions",
+        "Functions of heads",
         "P: positional, S: syntactic (needs trees), R: rare tokens, A: alignment (needs alignments). An empty cell is "
         "a head without a function at the thresholds of the file.",
     ),
     "scores": (
-        "Importance",
-        "A higher score means a more important head. The colours of each figure range from its lowest to its highest "
-        "score.",
+        "Importance of heads",
+        "A higher score, and a darker cell, means a more important head.",
     ),
     "ablation": ("Ablation", "Increase of the loss when heads are masked."),
     "training": (
         "Training",
         "Cross-entropy as fairseq logs it in nll_loss, without label smoothing and penalty; in training with dropout. "
         "Open heads are means over the updates between two lines of the log.",
+    ),
+    "explanations": (
+        "Explanations",
+        "Rows are predictions; cells are the contributions of source tokens and of the target prefix in percent, "
+        "negative ones in red. The source share is the sum of the absolute contributions of the source tokens.",
     ),
     "attention": (
         "Attention maps",
@@ -91,7 +101,7 @@ GROUPS_NOTE = (
     "positional, syntactic, rare, alignment."
 )
 FRAMES_NOTE = (
-    "Darker: closed with a higher probability in training. A head whose P(gate = 0) is above 0.5 can still be open in "
+    "P(gate = 0) in training; bluer: more likely open. A head whose P(gate = 0) is above 0.5 can still be open in "
     "evaluation."
 )
 INK = "#010203"  # stands for the colour of the text of the page
@@ -111,6 +121,8 @@ class Figure:
         plots: (title, SVG)
         frames: P(gate = 0) over a training, for the slider
         maps: attention maps of one sentence, by attention type: (type, title, maps)
+        explained: contributions of one sentence
+        comparison: evaluated models
         note: how to read it
     """
 
@@ -120,26 +132,41 @@ class Figure:
     plots: Sequence[tuple[str, str]] = ()
     frames: Mapping[str, Any] | None = None
     maps: Sequence[tuple[str, str, list[AttentionMap]]] = ()
+    explained: Contributions | None = None
+    comparison: Comparison | None = None
     note: str = ""
+
+
+def sentence(found: Experiment) -> str:
+    """Return what the page says first: on evaluated models, or on a model without some of its heads."""
+    said = [text for group in groups([each for _, each in found.evaluations]) if (text := headline(group))]
+    said += [figure.title for figure in _heads(found.models) if figure.grids]
+    return said[0] if said else ""
 
 
 def sections(found: Experiment) -> dict[str, list[Figure]]:
     """Return the figures of each section that has some, with figures for everything in the experiment."""
     figures: dict[str, list[Figure]] = {
-        "heads": [*map(_heads, found.models)],
-        "bleu": [*_each(_sweep, found.sweeps), *_kept(found.models), *_each(_curve, found.curves)],
-        "translations": [*_evaluations(found)],
+        "results": [*_results(found)],
+        "compression": [*_compressions(found.compressions)],
+        "heads": [*_heads(found.models)],
+        "curves": [*_each(_sweep, found.sweeps), *_each(_curve, found.curves)],
         "overlap": [*_each(_overlap, found.overlaps)],
         "functions": [*_functions_by_checkpoint(found.functions), *_each(_functions, found.functions)],
         "scores": [
             Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
-            for name, table in found.scores
+            for name, (_, table) in zip(_labels(found.scores), found.scores, strict=True)
         ],
         "ablation": [*_each(_ablation, found.ablations)],
         "training": [*_trainings(found.trainings)],
+        "explanations": [
+            Figure(f"sentence {number}", explained=explained)
+            for _, sentences in found.explanations
+            for number, explained in sentences.items()
+        ],
         "attention": [
             Figure(f"{name}, sentence {number}", maps=by_type(maps))
-            for name, sentences in found.attention
+            for name, (_, sentences) in zip(_labels(found.attention), found.attention, strict=True)
             for number, maps in sentences.items()
         ],
     }
@@ -148,16 +175,58 @@ def sections(found: Experiment) -> dict[str, list[Figure]]:
 
 def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]) -> Iterator[Figure]:
     """Yield a figure for each of several files."""
-    for name, content in files:
-        with _complete(name):
+    for name, (path, content) in zip(_labels(files), files, strict=True):
+        with _complete(path):
             drawn = figure(name, content)
         yield drawn
 
 
-def _heads(model: ModelHeads) -> Figure:
-    kept, total = open_counts(model.gate)["total"]
-    title = f"{model.name}: {kept} of {total} heads, {model.parameters / 1e6:.2f}M parameters"
-    return Figure(title, gate_table(model.open_probability, model.gate), gate_grids(model))
+def _labels(files: Sequence[tuple[str, Any]]) -> list[str]:
+    return labels([path for path, _ in files])
+
+
+def _results(found: Experiment) -> Iterator[Figure]:
+    """Compare the evaluations of the same data, in the order of the inputs."""
+    paths = dict((id(each), path) for path, each in found.evaluations)
+    for group in groups([each for _, each in found.evaluations]):
+        with _complete(paths[id(group[0])]):
+            comparison = compare(group)
+        yield Figure(f"{len(group)} models on the subset {comparison.subset}", comparison=comparison)
+
+
+def _compressions(files: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Figure]:
+    """Draw the models of each file of `headgates compress --json`."""
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for path, each in files:
+        by_path.setdefault(path, []).append(each)
+    for name, (path, found) in zip(labels([*by_path]), by_path.items(), strict=True):
+        with _complete(path):
+            rows = [
+                [" and ".join(each["units"]), f"{each['parameters'][1]:,}", f"{each['loss'][1]:.4f}"] for each in found
+            ]
+            drawn = Figure(
+                name,
+                text_table(["removed", "parameters", f"bits per {found[0]['unit']}"], rows),
+                plots=_drawn(compression_panels(found)),
+                note=str(found[0]["signature"]),
+            )
+        yield drawn
+
+
+def _heads(models: Sequence[ModelHeads]) -> Iterator[Figure]:
+    """Draw what the models keep that have lost heads or neurons, or have gates; name the others."""
+    whole = []
+    for name, model in zip(labels([model.name for model in models]), models, strict=True):
+        kept, total = open_counts(model.gate)["total"]
+        title = f"{name}: {kept} of {total} heads, {model.parameters / 1e6:.2f}M parameters"
+        neurons = neuron_grids(model)
+        if all(gate == 1 for _, gate in model.gate.items()) and not neurons:
+            whole.append(title)
+        else:
+            table = gate_table(model.open_probability, model.gate)
+            yield Figure(title, table, {**gate_grids(model), **neurons})
+    if whole:
+        yield Figure("Models that keep all heads and neurons", note="; ".join(whole))
 
 
 def _sweep(name: str, models: Sequence[Mapping[str, Any]]) -> Figure:
@@ -180,23 +249,6 @@ def _range(values: Sequence[float], form: str) -> str:
     return f"{mean:{form}}" + (f" ({min(values):{form}}..{max(values):{form}})" if len(values) > 1 else "")
 
 
-def _kept(models: Sequence[ModelHeads]) -> Iterator[Figure]:
-    """Compare the checkpoints that have the same attention types and numbers of layers."""
-    groups: dict[tuple[tuple[str, int], ...], list[dict[str, Any]]] = {}
-    for name, model in zip(_short([model.name for model in models]), models, strict=True):
-        heads = {attention_type: count for attention_type, (count, _) in open_counts(model.gate).items()}
-        layers = {each: [sum(gate > 0 for gate in row) for row in rows] for each, rows in model.gate.values.items()}
-        shape = tuple((attention_type, len(rows)) for attention_type, rows in layers.items())
-        groups.setdefault(shape, []).append({"name": name, "heads": heads, "layers": layers})
-    for group in groups.values():
-        if len(group) > 1:
-            group.sort(key=lambda model: model["heads"]["total"])
-            by_layer = ([" ".join(map(str, row)) for row in model["layers"].values()] for model in group)
-            rows = [[m["name"], str(m["heads"]["total"]), *row] for m, row in zip(group, by_layer, strict=True)]
-            table = text_table(["checkpoint", "total", *(f"{each} by layer" for each in group[0]["layers"])], rows)
-            yield Figure("Heads kept by each checkpoint", table, plots=_drawn(checkpoint_panels(group)))
-
-
 def _curve(name: str, points: Sequence[Mapping[str, Any]]) -> Figure:
     origins = [str(points[0][key]) for key in ("signature", "measured") if key in points[0]]
     return Figure(name, curve_table(points), plots=_drawn(curve_panels(points)), note="; measured on ".join(origins))
@@ -206,23 +258,9 @@ def _overlap(name: str, pairs: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(name, overlap_table(pairs), plots=_drawn([overlap_panel(pairs)]))
 
 
-def _evaluations(found: Experiment) -> Iterator[Figure]:
-    """Compare the evaluations of the same data, in the order of the inputs."""
-    groups: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for name, data in found.evaluations:
-        with _complete(name):
-            of_data = Signature.parse(data["signature"]).data(data["subset"])
-            of_data.pop("data" if data.get("references") else "", None)  # a folder that may have moved
-            groups.setdefault(json.dumps([of_data, data.get("references")]), {})[name] = data
-    for group in groups.values():
-        with _complete(next(iter(group))):
-            named = dict(zip(_short([*group]), group.values(), strict=True))
-            table = f"{evaluation_table(named)}\n\n{translation_table(named, TRANSLATIONS)}".rstrip()
-        yield Figure(f"{next(iter(group.values()))['subset']}, {len(group)} evaluated", table)
-
-
 def _functions(name: str, result: Mapping[str, Any]) -> Figure:
-    return Figure(name, function_table(result), function_grids(result), note=str(result["signature"]))
+    some = any(entry["functions"] for _, entry in open_heads(result))
+    return Figure(name, function_table(result), function_grids(result) if some else {}, note=str(result["signature"]))
 
 
 def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Figure]:
@@ -230,7 +268,7 @@ def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]])
     if len(functions) < 2:
         return
     counts: dict[str, dict[str, dict[str, int]]] = {}
-    for name, (path, result) in zip(_short([name for name, _ in functions]), functions, strict=True):
+    for name, (path, result) in zip(_labels(functions), functions, strict=True):
         with _complete(path):
             for attention_type in result["heads"]:
                 counts.setdefault(attention_type, {})[name] = group_counts(result, attention_type)
@@ -241,14 +279,6 @@ def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]])
     ]
     table, plots = text_table(["type", "file", "open", *GROUPS, "none"], rows), _drawn(function_panels(counts))
     yield Figure("Functions of the heads of each checkpoint", table, plots=plots, note=GROUPS_NOTE)
-
-
-def _short(paths: Sequence[str]) -> list[str]:
-    """Return the names of the folders or of the files, the first that all differ; else the paths."""
-    for names in ([Path(path).parent.name for path in paths], [Path(path).stem for path in paths]):
-        if "" not in names and len({*names}) == len(names):
-            return names
-    return [*paths]
 
 
 def _ablation(name: str, data: Mapping[str, Any]) -> Figure:
@@ -275,13 +305,13 @@ def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, floa
 
 
 def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
-    for training in trainings:
+    for name, training in zip(labels([training.name for training in trainings]), trainings, strict=True):
         with _complete(training.name):
             plots = _drawn(training_panels(training.series))
         if plots:
-            yield Figure(training.name, _last_values(training), plots=plots)
+            yield Figure(name, _last_values(training), plots=plots)
         if training.gates:
-            yield _animation(training)
+            yield _animation(name, training)
 
 
 def _last_values(training: Training) -> str:
@@ -293,7 +323,7 @@ def _last_values(training: Training) -> str:
     return text_table(["update", *names], rows) if rows else ""
 
 
-def _animation(training: Training) -> Figure:
+def _animation(name: str, training: Training) -> Figure:
     """P(gate = 0) with a slider over the updates."""
     records = thinned(training.gates, FRAMES)
     attention_types = records[0].closed.types
@@ -303,7 +333,7 @@ def _animation(training: Training) -> Figure:
     ]
     rounded = [record.closed.map(lambda p: round(p, 2), "P(gate = 0)").values for record in records]
     return Figure(
-        f"{training.name}: P(gate = 0)",
+        f"{name}: P(gate = 0)",
         text_table(["update", *(f"expected open {attention_type}" for attention_type in attention_types)], rows),
         closed_grids(records[-1].closed),
         frames={

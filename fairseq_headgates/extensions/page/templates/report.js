@@ -36,7 +36,7 @@ for (const data of document.querySelectorAll(".frames-data")) {
     for (const [frames, cells] of grids) {
       frames[frame].flat().forEach((p, i) => {
         cells[i].textContent = p.toFixed(2);
-        cells[i].style.setProperty("--w", p);
+        cells[i].style.setProperty("--w", 1 - p);  // bluer: open
         cells[i].dataset.label = cells[i].dataset.label.replace(/[\d.]+$/, p.toFixed(2));
         cells[i].title = cells[i].dataset.label;
       });
@@ -67,7 +67,7 @@ window.addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
 // The Hard Concrete distribution (Louizos et al. 2018): a binary concrete variable, stretched and clipped.
-{
+if (document.getElementById("distribution")) {
   const names = ["log-alpha", "temperature", "low", "high"];
   const get = id => document.getElementById(id);
   const sigmoid = x => 1 / (1 + Math.exp(-x)), logit = x => Math.log(x / (1 - x));
