@@ -115,6 +115,11 @@ SPEED = {  # unit, key of the figure, format
     "beam": ("tokens/s", "tokens_per_s", ",.0f"),
     "corpus": ("tokens/s", "tokens_per_s", ",.0f"),
 }
+ENGINES = {  # in figures: name and colour, by the beginning of the variant
+    "stock": ("fairseq", "0.65"),
+    "ctranslate2": ("CTranslate2", "C0"),
+    "": ("fairseq-headgates", "C1"),
+}
 OF_CORPUS = [("first", "first_tokens_per_s", 1, ",.0f"), ("tokens", "tokens", 1, ",d")]
 COSTS = [
     ("cache MiB", "cache_bytes", MIB, ".2f"),
@@ -145,6 +150,8 @@ def main() -> None:
     if options.json:
         text = json.dumps({**signature, "options": vars(options), "results": results}, indent=1)
         write_whole(options.json, text + "\n", force=True)
+    if options.plot:
+        plot(results[0], options.plot)
     if not all(found["same_tokens"] for result in results for found in result["agreement"].values()):
         fail(Path(__file__).name, "variants that must agree generate different tokens: see above")
 
@@ -172,6 +179,7 @@ def parse() -> argparse.Namespace:
     add("--peak-tflops", type=float, help="for the lower bounds (default on CUDA: H200, 989; fp32 67)")
     add("--bandwidth-gbs", type=float, help="for the lower bounds (default on CUDA: H200, 4800)")
     add("--json", metavar="FILE", help="also write all figures to FILE")
+    add("--plot", metavar="FILE", help="also draw the speed of the part beam (.png, .pdf, .svg; needs matplotlib)")
     return parser.parse_args()
 
 
@@ -197,7 +205,7 @@ def measure(options: argparse.Namespace, vocabulary: int, dtype: str) -> dict:
             sizes[name] = {**size(model), **training.get(name, {})}
             generators[name] = make_generator(options, model)
         batches = {batch: measure_batch(options, generators, exported, sizes, batch, turns) for batch in options.batch}
-    described = {"size": options.size, "vocabulary": vocabulary, "dtype": dtype}
+    described = {"size": options.size, "vocabulary": vocabulary, "dtype": dtype, "beam": options.beam}
     return {**described, "agreement": agreement, "models": sizes, "batches": batches}
 
 
@@ -354,6 +362,36 @@ def print_tables(result: dict) -> None:
     rows = {name: row for name, row in rows.items() if {"cache_bytes", "arithmetic"} & set(row)}
     if rows:
         print("\n" + table("batch variant", rows, COSTS))
+
+
+def plot(result: dict, file: str) -> None:
+    """Draw the speed of each variant at the first batch size, the slowest first."""
+    from matplotlib.figure import Figure
+
+    batch, found = next(iter(result["batches"].items()))
+    rows = sorted(((name, row["beam"]) for name, row in found.items()), key=lambda each: each[1]["tokens_per_s"])
+    figure = Figure(figsize=(9, 0.7 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, (name, row) in enumerate(rows):
+        _, color = engine(name)
+        axes.barh(place, row["tokens_per_s"], color=color)
+        relative = f" ({row['speed_to_stock']:.2f} x)" if "speed_to_stock" in row else ""
+        axes.text(row["tokens_per_s"], place, f" {row['tokens_per_s']:,.0f}{relative}", va="center")
+    axes.set_yticks(range(len(rows)), [engine(name)[0] for name, _ in rows])
+    axes.invert_yaxis()
+    axes.set(xlabel=f"tokens per second, {batch} sentences, beam {result['beam']}")
+    axes.margins(x=0.18)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
+def engine(variant: str) -> tuple[str, str]:
+    """Return how a figure names a variant, and its colour."""
+    name, color = next(found for prefix, found in ENGINES.items() if variant.startswith(prefix))
+    *kinds, share = variant.split()
+    units = {"compressed": "heads and neurons", "pruned": "the heads"}
+    removed = [f"without {share} of {units[kind]}" for kind in kinds if kind in units]
+    return ", ".join([name, *["8 bits"] * ("int8" in variant), *removed]), color
 
 
 def by_batch(part: str, batches: dict[int, dict]) -> dict[str, dict]:

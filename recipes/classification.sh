@@ -10,12 +10,15 @@
 # - for each of RUNS it prunes the baseline, with gates or by scores; as a control it trains the baseline for as many
 #   updates without pruning (baseline+).
 # The last output is a table: model, heads kept, parameters, accuracy on the test set, difference from the control with
-# its p-value (McNemar's exact test). The defaults are a small model for two CPU cores.
+# its p-value (McNemar's exact test). The control of a model of CURVES is the baseline, that of one of RUNS baseline+. The
+# defaults are a small model for two CPU cores.
 #
-# PRETRAINED=FILE starts from a RoBERTa checkpoint of fairseq instead, for example a BERT of Hugging Face that
-# convert_bert.py has converted. It needs the dictionary (dict.txt) and the BPE codes of subword-nmt (bpecodes) or the
-# tokenizer of Hugging Face (tokenizer.json) in the same folder, or PRETRAINED_DICT and PRETRAINED_CODES, and the sizes
-# EMBED, FFN, LAYERS, HEADS and MAX_POSITIONS of the model. With ENCODED=1 the text is BPE already, and needs no codes.
+# PRETRAINED=FILE starts from a RoBERTa checkpoint of fairseq instead, for example a BERT of Hugging Face converted by
+# recipes/convert_bert.py. It needs:
+# - the dictionary, dict.txt beside FILE, or PRETRAINED_DICT;
+# - how the text is encoded: BPE codes of subword-nmt (bpecodes) or a tokenizer of Hugging Face (tokenizer.json) beside
+#   FILE, or PRETRAINED_CODES; with ENCODED=1 the text is encoded already;
+# - the sizes of the model, EMBED, FFN, LAYERS, HEADS and MAX_POSITIONS.
 #
 # A stage is skipped when its output is in OUT_DIR: run the same command again to resume. Ctrl-C, SIGTERM or SIGUSR1
 # save a checkpoint and end the recipe with exit code 75. --dry-run prints the commands that are still to be run.

@@ -3,13 +3,14 @@
 
     python3 recipes/convert_bert.py MODEL_DIR OUT_DIR
 
-MODEL_DIR has config.json, model.safetensors or pytorch_model.bin, and tokenizer.json or vocab.txt. The program writes
-OUT_DIR/model.pt, dict.txt and tokenizer.json, with which recipes/classification.sh encodes text.
+MODEL_DIR is a local folder with config.json (model_type bert), model.safetensors or pytorch_model.bin, and tokenizer.json
+or vocab.txt. Into OUT_DIR, replacing files that exist, the program writes model.pt, dict.txt and tokenizer.json, with which
+recipes/classification.sh encodes text. It prints the sizes of the model as settings of that recipe.
 
 [CLS], [PAD], [SEP] and [UNK] become <s>, <pad>, </s> and <unk> of fairseq's dictionary, the other WordPieces keep their
-order, and [MASK] is last, as <mask>. The embedding of token type 0 is added to those of the positions: the second
-sentence of a pair has type 0, too. Needs the packages safetensors (for model.safetensors) and tokenizers (for
-vocab.txt, and to encode text).
+order, and [MASK] is last, as <mask>. fairseq's roberta has no token types: the embedding of type 0 is added to those of
+the positions, so the second sentence of a pair is encoded with type 0 as well. Needs the packages safetensors (for
+model.safetensors) and tokenizers (for vocab.txt, and to encode text).
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def work(folder: Path, out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser("convert_bert.py", __doc__)
-    parser.add_argument("model", metavar="MODEL_DIR", type=Path)
+    parser.add_argument("model", metavar="MODEL_DIR", type=Path, help="local folder of a BERT of Hugging Face")
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="folder to write, made if missing")
     args = parser.parse_args(argv)
     try:

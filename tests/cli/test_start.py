@@ -70,7 +70,7 @@ def test_scripts_of_recipes_that_need_no_model_import_neither_torch_nor_fairseq(
     scripts = (
         "corpora.get, corpora.labelled, corpora.subtitles, text.clean, training.plan, results.table, results.curves, "
     )
-    scripts += "results.metric, results.removed"
+    scripts += "results.metric, results.demo"
     paths = [str(RECIPES / "lib"), str(RECIPES.parent)]
     code = f"import sys; sys.path[:0] = {paths}; import headgates_start, {scripts}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

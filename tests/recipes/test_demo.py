@@ -15,61 +15,57 @@ def test_the_demo(tmp_path, monkeypatch):
     out = tmp_path / "demo"
     result = run("demo.sh", out)
     assert result.returncode == 0, result.stdout + result.stderr
-    half_of_the_heads_are_spare(result.stdout)
-    says_what_was_removed(result.stdout, out)
+    trains_gates(result.stdout)
+    makes_models_smaller(result.stdout)
     has_a_report(out)
     execute(NOTEBOOK, out, monkeypatch)
     resumes(out, result.stdout)
 
 
-def half_of_the_heads_are_spare(printed):
-    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "/32 " in line}
-    assert list(rows) == ["baseline", "baseline+", "all_heads0.5", "all_heads0.25"]
+def trains_gates(printed):
+    rows = {line.split()[0]: line.split()[1:] for line in table(printed, 0)}
+    assert list(rows) == ["baseline", "baseline+", "all_heads0.5"]
     heads, parameters, bleu, difference = 3, 4, 5, 6  # columns
-    assert [row[heads] for row in rows.values()] == ["32/32", "32/32", "16/32", "8/32"]
+    assert [row[heads] for row in rows.values()] == ["32/32", "32/32", "16/32"]
     sizes = [float(row[parameters].rstrip("M")) for row in rows.values()]
-    assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
+    assert sizes[0] == sizes[1] > sizes[2]
     assert float(rows["baseline+"][bleu]) > 98 and rows["baseline+"][difference:8] == ["+0.00", "-"]
     # Measured: at most 1.0 on all versions of Python. Another processor draws another model.
     assert float(rows["all_heads0.5"][difference]) > -2
-    assert -20 < float(rows["all_heads0.25"][difference]) < float(rows["all_heads0.5"][difference])
 
 
-def says_what_was_removed(printed, out):
-    name, removed, cost, saved, compressed, _, report, following = printed.splitlines()[-8:]
-    assert name == "all_heads0.5:"
-    by_type = re.fullmatch(r"removed: 16 of 32 heads \((.*)\)", removed)[1]
-    assert sum(int(part.split()[0]) for part in by_type.split(", ")) == 16
-    assert re.fullmatch(r"cost: [+-]\d+\.\d\d BLEU against baseline\+ \(p = [01]\.\d{3}\)", cost)
-    speed = r"saved: \d\d% of 0\.\d\dM parameters; [\d,]+ words per second instead of [\d,]+ \(([\d.]+) times\)"
-    assert 0.5 < float(re.fullmatch(speed, saved)[1]) < 3
-    units = r"compressed without training: \d+ of 32 heads and \d+ of 384 neurons removed, 32% of the parameters; "
-    # Measured: at most 0.6 with the seeds 1 to 3.
-    assert float(re.fullmatch(units + r"([+-]\d+\.\d\d) BLEU \(p = [01]\.\d{3}\)", compressed)[1]) > -4
-    assert report.startswith(f"wrote {out}/report.html (")
-    assert following == f"next: headgates show {out}/all_heads0.5/checkpoint_last.pt"
+def makes_models_smaller(printed):
+    """The table has the form of the one in the README; half of the heads by gradient scores alone is far too much."""
+    lines, shown = table(printed, 1), table((ROOT / "README.md").read_text(), 0)
+    names = [line.partition("  ")[0] for line in lines]
+    assert names == [line.partition("  ")[0] for line in shown]
+    rows = [line.split()[-6:] for line in lines]
+    assert [row[0] for row in rows][:3] == ["32/32", "16/32", "16/32"] and rows[4][0] == "16/32"
+    gradient, refit, compressed = (float(row[3]) for row in rows[1:4])
+    # Measured: -0.7 and 0.0; see above.
+    assert gradient < refit - 5 and refit > -6 and compressed > -4
+    whole, smallest = (float(rows[number][1].rstrip("M")) for number in (0, 3))
+    assert smallest <= 0.71 * whole
+
+
+def table(text, number):
+    """Return the lines of a table, without its header."""
+    return text.split("\nmodel ")[number + 1].split("\ndiff, p: ")[0].splitlines()[2:]
 
 
 def has_a_report(out):
     page = (out / "report.html").read_text()
-    shown = [
-        "heads0.5/pruned.pt: 16 of 32 heads",
-        "compressed/pruned.pt: ",
-        "frames-data",
-        "trees of the source",
-        "confidence",
-        "dec-enc layer 0",
-    ]
+    shown = ["trees of the source", "confidence", "dec-enc layer 0"]
     assert [words for words in shown if words not in page] == []
 
 
 def resumes(out, printed):
-    """With everything there and after a loss in the middle: the same table."""
-    (out / "all_heads0.25" / "test.hyp").unlink()
-    (out / "all_heads0.25" / "evaluation.json").unlink()
+    """With everything there and after a loss in the middle: the same tables."""
+    (out / "all_heads0.5" / "test.hyp").unlink()
+    (out / "all_heads0.5" / "evaluation.json").unlink()
     again = run("demo.sh", out)
-    tables = [text[text.index("\nmodel ") :].partition("chrF2:")[0] for text in (printed, again.stdout)]
-    assert tables[0] == tables[1] and again.stdout.splitlines()[-2:] == printed.splitlines()[-2:]
+    assert [table(again.stdout, number) for number in (0, 1)] == [table(printed, number) for number in (0, 1)]
+    assert again.stdout.splitlines()[-1] == printed.splitlines()[-1]
     assert "  training " not in again.stdout  # as "10:20:30  training baseline"
     refused(run("demo.sh", out, UPDATES=500), "was made with other settings", "UPDATES=260")
     refused(run("demo.sh", out, PRUNE_LR=0.1), "was made with other settings", "PRUNE_LR=0.015")

@@ -398,27 +398,23 @@ def test_a_seed_that_lacks_a_model_or_a_point_is_named(two_seeds, tmp_path, caps
     refused(capsys, f"{places[1]} have other points", "classification", *places, "--curves", "random")
 
 
-# --- the summary of the demo ------------------------------------------------------------------------------------------
+# --- the last table of the demo ---------------------------------------------------------------------------------------
 
 
-def test_the_summary_says_what_was_removed_lost_and_saved(tmp_path, capsys):
-    """Of two models, the last of which has lost neurons, too."""
+def test_the_demo_prints_what_each_model_costs_and_saves(tmp_path, capsys):
     texts = {name: translations(wrong, seed) for seed, (name, wrong) in enumerate((("baseline+", 0.1), ("all", 0.4)))}
     translator(tmp_path / "baseline+", (6, 6, 6), texts=texts["baseline+"], speed=1000.0, parameters=10**6)
     translator(tmp_path / "all", (2, 6, 3), texts=texts["all"], speed=1500.0, parameters=750_000)
-    found = [(tmp_path / name / "evaluation.json").read_text() for name in ("baseline+", "all", "all")]
-    (tmp_path / "found.json").write_text(f"[{','.join(found)}]")
-    dims = [{"encoder": [9, 9], "decoder": [9]}, {"encoder": [4, 0], "decoder": [8]}]
-    (tmp_path / "dims.json").write_text(json.dumps([{"ffn_dims": dims}]))
-    arguments = ["results.removed", str(tmp_path / "found.json"), "--compressed"]
-    assert commands.run(*arguments, str(tmp_path / "dims.json")) == 0
+    found = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("baseline+", "all", "all")]
+    found[2]["checkpoint"] = "smaller/refit.pt"
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    assert commands.run("results.demo", str(tmp_path / "found.json")) == 0
     before, after, p = by_sacrebleu(texts["baseline+"], texts["all"])[0]["BLEU"]
-    summary = [
-        "all:",
-        "removed: 7 of 18 heads (4 enc-self, 3 dec-enc)",
-        f"cost: {after - before:+.2f} BLEU against baseline+ (p = {p:.3f})",
-        "saved: 25% of 1.00M parameters; 1,500 words per second instead of 1,000 (1.50 times)",
-    ]
-    last = "all without training: 7 of 18 heads and 15 of 27 neurons removed, 25% of the parameters; "
-    last += f"{after - before:+.2f} BLEU (p = {p:.3f})"
-    assert capsys.readouterr().out.splitlines() == [*summary, last]
+    cost = ["11/18", "0.75M", f"{after:.2f}", f"{after - before:+.2f}", f"{p:.3f}", "1,500"]
+    header, _, whole, pruned, refitted, legend = capsys.readouterr().out.splitlines()
+    assert header.split() == ["model", "heads", "params", "BLEU", "diff", "p", "words/s"]
+    assert whole.split()[-6:] == ["18/18", "1.00M", f"{before:.2f}", "-", "-", "1,000"]
+    assert pruned.split() == [found[1]["checkpoint"], *cost]
+    assert refitted.startswith("smaller/refit.pt: half of the heads, by refit scores, refitted ")
+    assert refitted.split()[-6:] == cost
+    assert legend == f"diff, p: BLEU against {found[0]['checkpoint']}, paired bootstrap"
