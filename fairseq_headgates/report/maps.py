@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Sentences = Mapping[int, Sequence[AttentionMap]]  # by the number of the sentence, from 1
 TOKEN, CHARACTER = 0.22, 0.065  # inches for a token, and for one of its characters
+LEAST = (9, 2)  # columns and rows of the smallest map, which leave room for the title and labels
 LARGEST = 250_000  # cells of a picture or page
 
 
@@ -68,22 +69,25 @@ class Heat(NamedTuple):
 
 
 def heat_figure(rows: Sequence[Sequence[Heat]]) -> Figure:
-    """Draw maps in rows."""
+    """Draw maps in rows, with cells of one size."""
     from matplotlib.figure import Figure
 
     side_by_side = max(len(row) for row in rows)
     every = [heat for row in rows for heat in row]
-    widths = max(2.0, *(TOKEN * len(heat.columns) for heat in every)) + max(1.0, _longest(s.rows for s in every))
-    heights = [
-        max(1.5, *(TOKEN * len(heat.rows) for heat in row), 0) + max(1.0, _longest(s.columns for s in row)) + 0.2
-        for row in rows
+    width = max(LEAST[0], *(len(heat.columns) for heat in every))
+    heights = [max(LEAST[1], *(len(heat.rows) for heat in row), 0) for row in rows]
+    inches = [
+        TOKEN * height + max(1.0, _longest(heat.columns for heat in row)) + (0.6 if row[0].parts else 0.4)
+        for row, height in zip(rows, heights, strict=True)
     ]
-    figure = Figure(figsize=(widths * side_by_side, sum(heights)), layout="constrained")
-    grid = figure.subplots(len(rows), side_by_side, squeeze=False, height_ratios=heights)
-    for row, line in zip(rows, grid, strict=True):
+    size = (side_by_side * (TOKEN * width + max(1.0, 0.2 + _longest(heat.rows for heat in every))), sum(inches))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(rows), side_by_side, squeeze=False, height_ratios=inches)
+    for row, line, height in zip(rows, grid, heights, strict=True):
         for i, axes in enumerate(line):
             if i < len(row):
                 _draw(axes, row[i])
+                axes.set(xlim=(0, width), ylim=(height, 0))
             else:
                 axes.set_axis_off()
     return figure
@@ -92,7 +96,7 @@ def heat_figure(rows: Sequence[Sequence[Heat]]) -> Figure:
 def _draw(axes: Axes, heat: Heat) -> None:
     from numpy import array, ndenumerate
 
-    axes.set_title(heat.title, fontsize=8)
+    axes.set_title(heat.title, fontsize=8, loc="left")
     if not heat.values:
         axes.set(xticks=[], yticks=[])
         return
@@ -103,10 +107,9 @@ def _draw(axes: Axes, heat: Heat) -> None:
     axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=7, parse_math=False)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
-    axes.invert_yaxis()
-    axes.set_aspect("equal", anchor="NW")
-    axes.set_ylabel(heat.labels[0], fontsize=7)
-    axes.set_xlabel(heat.labels[1], fontsize=7, labelpad=16 if heat.parts else 4)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel(heat.labels[0], fontsize=7, loc="top")
+    axes.set_xlabel(heat.labels[1], fontsize=7, loc="left", labelpad=16 if heat.parts else 4)
     colours = mesh.to_rgba(values)
     for (y, x), text in ndenumerate(heat.texts):
         if text:
@@ -114,13 +117,10 @@ def _draw(axes: Axes, heat: Heat) -> None:
             is_dark = opacity and 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
             style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white" if is_dark else "black"}
             axes.text(x + 0.5, y + 0.5, text, fontsize=6, **style)
-    below = axes.get_xaxis_transform()  # columns, and heights relative to that of the map
     for name, start, end in heat.parts:
-        axes.annotate("", (start, 0), (end, 0), below, arrowprops={"arrowstyle": "-", "linewidth": 1}, va="top")
+        axes.plot([start + 0.1, end - 0.1], [len(rows) + 0.1] * 2, color="black", linewidth=1, clip_on=False)
         style = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 8}
-        axes.annotate(name, ((start + end) / 2, 0), (0, -4), below, annotation_clip=False, **style)
-    if heat.parts:
-        axes.spines[:].set_visible(False)
+        axes.annotate(name, ((start + end) / 2, len(rows)), (0, -4), annotation_clip=False, **style)
 
 
 def percent_or_nothing(share: float) -> str:

@@ -34,7 +34,7 @@ const showHeads = () => {
   let first = null, highest = -Infinity;
   heads.replaceChildren(...layers.map(({layer, heads: all}) => {
     const row = made("div", {}, made("span", {textContent: `layer ${layer}`}));
-    row.style.gridTemplateColumns = `3.5em repeat(${all.length}, minmax(1.75rem, 5rem))`;
+    row.style.gridTemplateColumns = `4.2em repeat(${all.length}, minmax(1.5rem, 5rem))`;
     for (const {head, gate, weights: packed} of all) {
       const weights = Uint8Array.from(atob(packed || ""), c => c.charCodeAt(0));
       const state = gate === null ? "removed" : gate > 0 ? "" : "closed";
