@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT = "headgates.attention/1"
 COLUMNS = 4  # maps side by side
+SHOWN = 0.1  # smallest weight whose number is shown
 # Of an interactive page: tokens of a sentence, and weights, which take 16 MB.
 LONGEST, LARGEST_INTERACTIVE = 200, 12_000_000
 
@@ -64,8 +65,17 @@ def attention_figure(sentences: Sentences) -> Figure:
 
 
 def _heat(head_map: AttentionMap, number: int, sentences: int) -> Heat:
-    colours = "Greys" if head_map.gate == 0 else "Blues"
-    return Heat(_title(head_map, number, sentences), head_map.queries, head_map.keys, head_map.weights, colours, (0, 1))
+    texts = [[f"{100 * weight:.0f}" if weight >= SHOWN else "" for weight in row] for row in head_map.weights]
+    return Heat(
+        _title(head_map, number, sentences),
+        ("query", "key; attention weights in percent"),
+        head_map.queries,
+        head_map.keys,
+        head_map.weights,
+        texts,
+        "Greys" if head_map.gate == 0 else "Blues",
+        (0, 1),
+    )
 
 
 def attention_page(sentences: Sentences, signature: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import Contributions
-from fairseq_headgates.report.maps import LARGEST, Heat, heat_figure, templates
+from fairseq_headgates.report.maps import LARGEST, Heat, heat_figure, percent_or_nothing, templates
 from fairseq_headgates.report.tables import rounded, text_table
 from fairseq_headgates.report.text import visible
 
@@ -76,10 +77,18 @@ def explanation_figure(sentences: Explained) -> Figure:
 
 
 def _heat(number: int, each: Contributions, sentences: int) -> Heat:
-    largest = largest_share(each)
-    return Heat(
-        title_of(number, each, sentences), each.predicted, each.tokens, each.shares, "RdBu", (-largest, largest)
-    )
+    largest, columns, parts = largest_share(each), each.tokens, []
+    values, texts = each.shares, [[percent_or_nothing(share) for share in row] for row in each.shares]
+    if _has_both(each):  # the source share, a gap, the source, a gap, the prefix
+        length = len(each.source)
+        columns = ["source share", "", *each.source, "", *each.prefix]
+        values = [[nan, nan, *row[:length], nan, *row[length:]] for row in each.shares]
+        rows = zip(each.of_source(), texts, strict=True)
+        texts = [[f"{100 * share:.0f}%", "", *row[:length], "", *row[length:]] for share, row in rows]
+        parts = [("source", 2, 2 + length), ("target prefix", 3 + length, len(columns))]
+    labels = ("prediction", "contributions in percent, negative ones in red")
+    title = title_of(number, each, sentences)
+    return Heat(title, labels, each.predicted, columns, values, texts, "RdBu", (-largest, largest), parts)
 
 
 def largest_share(each: Contributions) -> float:

@@ -137,9 +137,14 @@ def test_interactive_pages_have_limits_and_escape_tokens():
 
 
 def test_pictures(on_toy, tmp_path):
-    on_toy("attention", "--heads", "enc-self:0.0,dec-enc:1.*", "--lines", "1,2", "--plot", tmp_path / "maps.svg")
-    titles = [each.text for each in ElementTree.parse(tmp_path / "maps.svg").iter() if each.tag.endswith("text")]
-    assert sum("dec-enc layer 1 head 3" in (title or "") for title in titles) == 2
+    options = ["attention", "--heads", "enc-self:0.0,dec-enc:1.*", "--lines", "1,2"]
+    on_toy(*options, "--plot", tmp_path / "maps.svg", "--out", tmp_path / "maps.json")
+    texts = [each.text or "" for each in ElementTree.parse(tmp_path / "maps.svg").iter() if each.tag.endswith("text")]
+    assert sum("dec-enc layer 1 head 3" in text for text in texts) == 2 and texts.count("query") == 10
+    sentences = json.loads((tmp_path / "maps.json").read_text())["sentences"]
+    rows = [row for types in sentences for each in types.values() for head in each["heads"] for row in head["weights"]]
+    percent = [round(100 * weight) for row in rows for weight in row if weight >= 0.1]
+    assert sorted(int(text) for text in texts if text.isdecimal()) == sorted(percent)
     assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.svg", code=2))
 
 

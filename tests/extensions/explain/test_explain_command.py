@@ -1,6 +1,8 @@
 """`headgates explain` as a user runs it, on toy models."""
 
 import json
+import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -64,6 +66,15 @@ def test_tables_pictures_and_pages(on_toy, tmp_path):
     assert typed["sentences"][1]["predicted"] == ["B", "</s>"] and "split" not in typed["signature"]
 
 
+def test_a_picture_shows_what_the_table_shows(on_toy, tmp_path):
+    rows = [line.split()[1:] for line in on_toy("explain").splitlines()[2:] if "|" in line.split()]
+    on_toy("explain", "--plot", tmp_path / "x.svg")
+    shown = [each.text for each in ElementTree.parse(tmp_path / "x.svg").iter() if each.tag.endswith("text")]
+    assert {"prediction", "source", "source share", "target prefix"} <= {*shown}
+    expected = [cell for row in rows for cell in row if cell not in ("|", "0")]
+    assert len(rows) > 3 and [text for text in shown if re.fullmatch(r"-?\d+%?", text)] == expected
+
+
 def test_unknown_tokens_of_a_text_are_warned_of(toy, gated_checkpoint, tmp_path, capsys):
     (tmp_path / "text").write_text("a b\tA\na ?!\tA\n")
     options = [toy.data, "--path", gated_checkpoint, *READ, "--text", tmp_path / "text"]
@@ -74,7 +85,10 @@ def test_unknown_tokens_of_a_text_are_warned_of(toy, gated_checkpoint, tmp_path,
 def test_a_page_has_a_cell_for_each_contribution():
     each = Contributions([1, 2], ["<b>", "c"], ["a", "</s>"], ["<i>"], [[0.5, -0.25, 0.25], [1.0, 0.0, 0.0]], "<s>")
     page = explanation_page({1: each}, "data:<u>")
-    assert page.count("<td class=") == 6 and page.count(" against") == 1
+    cells = re.findall(r"<td class=\"shown(.*?)\".*?>(.*?)</td>", page)
+    assert cells[:4] == [(" share", "75%"), ("", "50"), (" against", "-25"), (" prefix", "25")]
+    assert cells[4:] == [(" share", "100%"), ("", "100"), ("", ""), (" prefix", "")]
+    assert re.findall(r'scope="colgroup" colspan="(\d)".*?>(.*?)<', page) == [("2", "source"), ("1", "target prefix")]
     tags = ("<b>", "<i>", "<u>", "<s>", "<script", "src=", "href=")
     assert "&lt;b&gt;" in page and not any(tag in page for tag in tags)
     table = explanation_tables({1: each}).splitlines()

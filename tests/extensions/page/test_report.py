@@ -187,7 +187,8 @@ def test_pictures_show_tokens_as_they_are(tmp_path):
     tokens = ["$", "$x^2$", "a_b", "\\alpha", "50%", "&", "<b>", '"', "{}", "#", "\x07", "x" * 300]
     content, lacking = picture("maps.svg", lambda: attention_figure(maps_of(*tokens)))
     drawn = [each.text for each in ElementTree.fromstring(content).iter() if each.tag.endswith("text")]
-    assert drawn[: 2 * len(tokens)] == 2 * [*map(visible, tokens)] and not lacking
+    length, (shown, labels) = len(tokens), ([*map(visible, tokens)], ["key; attention weights in percent", "query"])
+    assert drawn[: 2 * length + 2] == [*shown, labels[0], *shown, labels[1]] and not lacking
     figure = attention_figure(maps_of("x" * 300))
     figure.draw_without_rendering()
     axes = figure.axes[0]

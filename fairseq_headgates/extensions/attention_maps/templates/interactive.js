@@ -1,48 +1,85 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const [sentence, type, layer, heads, queries, keys, lines] =
-  ["sentence", "type", "layer", "heads", "queries", "keys", "lines"].map(id => document.getElementById(id));
+const [sentence, type, several, heads, chosen, queries, keys, lines] =
+  ["sentence", "type", "several", "heads", "chosen", "queries", "keys", "lines"].map(id => document.getElementById(id));
 const output = document.querySelector("output");
-const ROW = 24; // pixels of a token
 let shown = null; // the query that is pointed at, null for all
 
-const fill = (select, names) => {
-  const before = select.selectedIndex;
-  select.replaceChildren(...names.map(name => new Option(name)));
-  select.selectedIndex = Math.min(Math.max(before, 0), names.length - 1);
+const made = (name, properties, ...children) => {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
 };
-const chosenType = () => data[sentence.selectedIndex].types[type.selectedIndex];
-const chosenLayer = () => chosenType().layers[layer.selectedIndex];
-const colour = (i, n) => `hsl(${Math.round(360 * i / n)} 70% 45%)`;
-const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-const chosenHeads = () => {
-  const all = chosenLayer().heads;
-  return [...heads.querySelectorAll("input:checked")].map(box => {
-    const head = all[Number(box.value)];
-    head.bytes = head.bytes || bytes(head.weights);
-    return {bytes: head.bytes, colour: colour(Number(box.value), all.length)};
-  });
+const fill = (select, names) => select.replaceChildren(...names.map(name => new Option(name)));
+const shownType = () => data[sentence.selectedIndex].types[type.selectedIndex];
+const checked = () => [...heads.querySelectorAll(":checked")];
+
+const thumbnail = (weights, rows, columns) => {
+  const canvas = made("canvas", {width: columns, height: rows});
+  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+  weights.forEach((weight, i) => image.data.set([56, 120, 190, weight], 4 * i));
+  context.putImageData(image, 0, 0);
+  return canvas;
+};
+
+/* Return the mean over keys of the largest weight on the key: highest for sharp weights on many different keys. */
+const reach = (weights, columns) => {
+  const largest = new Uint8Array(columns);
+  weights.forEach((weight, i) => { largest[i % columns] = Math.max(largest[i % columns], weight); });
+  return largest.reduce((sum, weight) => sum + weight, 0) / columns;
+};
+
+const showHeads = () => {
+  const {queries: from, keys: to, layers} = shownType();
+  let first = null, highest = -Infinity;
+  heads.replaceChildren(...layers.map(({layer, heads: all}) => {
+    const row = made("div", {}, made("span", {textContent: `layer ${layer}`}));
+    row.style.gridTemplateColumns = `4.2em repeat(${all.length}, minmax(1.5rem, 5rem))`;
+    for (const {head, gate, weights: packed} of all) {
+      const weights = Uint8Array.from(atob(packed || ""), c => c.charCodeAt(0));
+      const state = gate === null ? "removed" : gate > 0 ? "" : "closed";
+      const name = `layer ${layer} head ${head}`, title = state ? `${name} (${state})` : name;
+      const input = made("input", {type: several.checked ? "checkbox" : "radio", name: "head", ariaLabel: title});
+      Object.assign(input, {disabled: gate === null, weights, title});
+      const score = gate === null ? -Infinity : reach(weights, to.length) - (gate > 0 ? 0 : 256);
+      if (score > highest) [first, highest] = [input, score];
+      row.append(made("label", {title, className: state}, input, thumbnail(weights, from.length, to.length), head));
+    }
+    return row;
+  }));
+  if (first) first.checked = true;
+  draw();
 };
 
 const draw = () => {
-  const {queries: from, keys: to} = chosenType(), chosen = chosenHeads(), parts = [];
-  for (const {bytes: weights, colour: stroke} of chosen) {
-    for (let q = shown === null ? 0 : shown; q < (shown === null ? from.length : shown + 1); q++) {
-      for (let k = 0; k < to.length; k++) {
-        const weight = weights[q * to.length + k] / 255;
-        if (weight < 0.02) continue;
-        const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-        const ends = {x1: 0, y1: (q + 0.5) * ROW, x2: 128, y2: (k + 0.5) * ROW, stroke, "stroke-opacity": weight};
-        for (const [name, value] of Object.entries(ends)) line.setAttribute(name, value);
-        parts.push(line);
-      }
-    }
-  }
+  const {queries: from, keys: to} = shownType(), parts = [], inputs = checked();
+  const names = inputs.map((input, i) => {
+    const colour = `hsl(${(210 + 137.5 * i) % 360} 70% 50%)`, name = made("span", {textContent: input.title});
+    const middle = 0.5 + (i - (inputs.length - 1) / 2) * 0.8 / Math.max(8, inputs.length); // heads do not cover others
+    for (const element of [input.parentElement, name]) element.style.setProperty("--colour", colour);
+    input.weights.forEach((byte, at) => {
+      const weight = byte / 255, q = Math.floor(at / to.length), k = at % to.length;
+      if (weight < 0.02 || (shown !== null && q !== shown)) return;
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      line.setAttribute("d", `M0 ${q + middle} C.4 ${q + middle} .6 ${k + middle} 1 ${k + middle}`);
+      line.setAttribute("stroke", colour);
+      line.setAttribute("stroke-width", 1 + 4 * weight);
+      line.setAttribute("stroke-opacity", weight);
+      parts.push(line);
+    });
+    return name;
+  });
+  const rows = Math.max(from.length, to.length);
   lines.replaceChildren(...parts);
-  lines.style.height = `${ROW * Math.max(from.length, to.length)}px`;
-  const mean = to.map((_, k) => shown === null || !chosen.length ? 0
-    : chosen.reduce((sum, head) => sum + head.bytes[shown * to.length + k], 0) / 255 / chosen.length);
-  [...keys.children].forEach((item, k) => item.style.setProperty("--w", mean[k]));
+  lines.setAttribute("viewBox", `0 0 1 ${rows}`);
+  lines.style.height = `${1.75 * rows}rem`;
+  chosen.replaceChildren(...(names.length ? names : ["no head chosen"]));
+  const mean = to.map((_, k) => shown === null || !inputs.length ? 0
+    : inputs.reduce((sum, input) => sum + input.weights[shown * to.length + k], 0) / 255 / inputs.length);
+  [...keys.children].forEach((item, k) => {
+    item.style.setProperty("--w", mean[k]);
+    item.dataset.share = mean[k] >= 0.005 ? `${Math.round(100 * mean[k])}%` : "";
+  });
   [...queries.children].forEach((item, q) => item.style.setProperty("--w", q === shown ? 0.5 : 0));
   const best = mean.indexOf(Math.max(...mean));
   output.textContent = shown === null ? "" : `${from[shown]}: ${Math.round(100 * mean[best])}% on ${to[best]}`;
@@ -50,16 +87,12 @@ const draw = () => {
 
 const point = q => { shown = q; draw(); };
 
-const showTokens = () => {
-  const items = (tokens, list) => list.replaceChildren(...tokens.map(token => {
-    const item = document.createElement("li");
-    item.textContent = token;
-    return item;
-  }));
-  items(chosenType().queries, queries);
-  items(chosenType().keys, keys);
-  [...queries.children].forEach((item, q) => {
-    item.tabIndex = q ? -1 : 0;
+const showType = () => {
+  const {queries: from, keys: to} = shownType();
+  shown = null;
+  keys.replaceChildren(...to.map(textContent => made("li", {textContent})));
+  queries.replaceChildren(...from.map((textContent, q) => {
+    const item = made("li", {textContent, tabIndex: q ? -1 : 0});
     item.addEventListener("mouseenter", () => point(q));
     item.addEventListener("focus", () => point(q));
     item.addEventListener("blur", () => point(null));
@@ -71,37 +104,26 @@ const showTokens = () => {
       next.focus();
       event.preventDefault();
     });
-  });
-};
-
-const showHeads = () => {
-  const all = chosenLayer().heads;
-  const boxes = all.map(({head, gate}, i) => {
-    const label = document.createElement("label"), box = document.createElement("input");
-    box.type = "checkbox";
-    box.value = i;
-    box.disabled = gate === null;
-    box.checked = gate !== null && gate > 0;
-    label.style.setProperty("--colour", colour(i, all.length));
-    label.append(box, ` ${head}${gate === null ? " (removed)" : gate > 0 ? "" : " (closed)"}`);
-    return label;
-  });
-  heads.replaceChildren(heads.querySelector("legend"), ...boxes);
-  draw();
-};
-
-const showLayers = () => {
-  fill(layer, chosenType().layers.map(each => each.layer));
-  shown = null;
-  showTokens();
+    return item;
+  }));
   showHeads();
 };
-const showTypes = () => { fill(type, data[sentence.selectedIndex].types.map(each => each.title)); showLayers(); };
+
+const showSentence = () => {
+  const before = type.selectedIndex, {types} = data[sentence.selectedIndex];
+  fill(type, types.map(each => each.title));
+  type.selectedIndex = before < 0 ? types.length - 1 : before; // at first that of the decoder to the source
+  showType();
+};
 
 queries.addEventListener("mouseleave", () => point(null));
 heads.addEventListener("change", draw);
-layer.addEventListener("change", showHeads);
-type.addEventListener("change", showLayers);
-sentence.addEventListener("change", showTypes);
+several.addEventListener("change", () => {
+  checked().slice(1).forEach(input => { input.checked = several.checked; });
+  heads.querySelectorAll("input").forEach(input => { input.type = several.checked ? "checkbox" : "radio"; });
+  draw();
+});
+type.addEventListener("change", showType);
+sentence.addEventListener("change", showSentence);
 fill(sentence, data.map(each => each.number));
-showTypes();
+showSentence();
