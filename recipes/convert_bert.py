@@ -3,9 +3,10 @@
 
     python3 recipes/convert_bert.py MODEL_DIR OUT_DIR
 
-MODEL_DIR is a local folder with config.json (model_type bert), model.safetensors or pytorch_model.bin, and tokenizer.json
-or vocab.txt. Into OUT_DIR, replacing files that exist, the program writes model.pt, dict.txt and tokenizer.json, with which
-recipes/classification.sh encodes text. It prints the sizes of the model as settings of that recipe.
+MODEL_DIR is a local folder with config.json (model_type bert), model.safetensors or pytorch_model.bin, and
+tokenizer.json or vocab.txt. Into OUT_DIR, replacing files that exist, the program writes model.pt, dict.txt and
+tokenizer.json, with which recipes/classification.sh encodes text. It prints the sizes of the model as settings of that
+recipe.
 
 [CLS], [PAD], [SEP] and [UNK] become <s>, <pad>, </s> and <unk> of fairseq's dictionary, the other WordPieces keep their
 order, and [MASK] is last, as <mask>. fairseq's roberta has no token types: the embedding of type 0 is added to those of

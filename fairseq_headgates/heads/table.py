@@ -84,6 +84,11 @@ class Contributions:
         """All tokens that contribute: source, then prefix."""
         return [*self.source, *self.prefix]
 
+    @property
+    def largest(self) -> float:
+        """The largest absolute share; 1 if all are 0."""
+        return max((abs(share) for row in self.shares for share in row), default=0.0) or 1.0
+
     def of_source(self) -> list[float]:
         """Return the share of the source in the absolute relevance, for each prediction (Voita et al. 2021)."""
         return [sum(map(abs, row[: len(self.source)])) for row in self.shares]

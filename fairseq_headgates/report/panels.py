@@ -69,7 +69,10 @@ def compression_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
     }
     if first["speedup"]:
         places["speed"] = lambda each: each["speedup"]
-    measures = {f"bits per {first['unit']}": "loss", **{label: name for name, label in METRICS.items() if name in first}}
+    measures = {
+        f"bits per {first['unit']}": "loss",
+        **{label: name for name, label in METRICS.items() if name in first},
+    }
     panels = []
     for label, measure in measures.items():
         for x, place in places.items():

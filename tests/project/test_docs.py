@@ -49,7 +49,9 @@ RUNNING = ("headgates", "fairseq-generate", "fairseq-validate", "fairseq-eval-lm
 ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 0 --beam 2 --max-len-b 5"}
 
 
-FOLDERS = "bart small-ct2 gated scratch more gated-again ctranslate2-int8 lm-ctranslate2 lm-gated lm-all lm-all-gated".split()
+FOLDERS = (
+    "bart small-ct2 gated scratch more gated-again ctranslate2-int8 lm-ctranslate2 lm-gated lm-all lm-all-gated".split()
+)
 FOLDERS += ["classifier-gated"]
 REFERENCE = ROOT / "docs" / "reference"
 PLUGIN = ("--user-dir", Path(fairseq_headgates.__file__).parent)  # so that a command runs in this process

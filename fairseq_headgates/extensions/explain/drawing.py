@@ -77,7 +77,7 @@ def explanation_figure(sentences: Explained) -> Figure:
 
 
 def _heat(number: int, each: Contributions, sentences: int) -> Heat:
-    largest, columns, parts = largest_share(each), each.tokens, []
+    largest, columns, parts = each.largest, each.tokens, []
     values, texts = each.shares, [[percent_or_nothing(share) for share in row] for row in each.shares]
     if _has_both(each):  # the source share, a gap, the source, a gap, the prefix
         length = len(each.source)
@@ -89,11 +89,6 @@ def _heat(number: int, each: Contributions, sentences: int) -> Heat:
     labels = ("prediction", "contributions in percent, negative ones in red")
     title = title_of(number, each, sentences)
     return Heat(title, labels, each.predicted, columns, values, texts, "RdBu", (-largest, largest), parts)
-
-
-def largest_share(each: Contributions) -> float:
-    """Return the largest absolute contribution, whose colour is the deepest."""
-    return max((abs(value) for row in each.shares for value in row), default=0) or 1.0
 
 
 def check_cells(sentences: Explained) -> None:
@@ -113,4 +108,4 @@ def explanation_page(sentences: Explained, signature: str) -> str:
     """
     check_cells(sentences)
     page = templates("explain").get_template("explanation.html")
-    return page.render(sentences=sentences, largest=largest_share, title=title_of, signature=signature)
+    return page.render(sentences=sentences, title=title_of, signature=signature)

@@ -57,7 +57,9 @@ def gate_grids(model: ModelHeads) -> Grids:
     def cell(head: HeadId, gate: float) -> Cell:
         name, probability = named(head), model.open_probability[head]
         if gate > 0:
-            return Cell("" if gate == 1 else short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}")
+            return Cell(
+                "" if gate == 1 else short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}"
+            )
         if model.alive is not None and head.attention_type in model.alive.values and model.alive[head] == 0:
             return Cell("", 0, f"{name}: removed", "removed")
         return Cell("", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")

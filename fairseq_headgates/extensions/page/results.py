@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_headgates.evaluation.results import Evaluation, differences
+from fairseq_headgates.evaluation.statistics import Difference
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.report.evaluations import cells_of
 from fairseq_headgates.report.tables import p_value_text, rounded
 
-TRANSLATIONS = 10  # sentences whose translations are shown
+SENTENCES, WORDS, CHARACTERS = 10, 30, 40  # that are shown of translations, of one, and of a word
 # Names of files that say nothing without that of their folder.
 GENERAL = ("pruned", "checkpoint_last", "checkpoint_best", "evaluation", "train", "gates")
 
@@ -26,6 +27,9 @@ class Word(NamedTuple):
     changed: bool
 
 
+Sentence = tuple[int, list[tuple[str, "list[Word] | None"]]]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Evaluations of the same data, compared with the first.
@@ -34,14 +38,14 @@ class Comparison:
         subset: the subset of the predictions
         header: titles of the columns
         rows: cells of each model
-        sentences: the number of each sentence that is shown, with (name, words) of the reference and of each model;
-            the words are None where they are those of the first model
+        sentences: the number of each sentence that is shown, with (names, words) of the reference, of the first model,
+            and of models that translate it in another way; the words of the last are None: models that do not
     """
 
     subset: str
     header: list[str]
     rows: list[list[str]]
-    sentences: list[tuple[int, list[tuple[str, list[Word] | None]]]]
+    sentences: list[Sentence]
 
 
 def labels(paths: Sequence[str]) -> list[str]:
@@ -66,15 +70,26 @@ def groups(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
 def compare(group: Sequence[Evaluation]) -> Comparison:
     """Compare evaluations of the same data with the first of them."""
     names, first = labels([each.checkpoint for each in group]), group[0]
-    rows = [cells_of(each.as_json()) for each in group]
-    for row, each, found in zip(rows[1:], group[1:], differences(first, group[1:]), strict=True):
-        row["parameters"] += f" ({rounded(each.parameters / first.parameters - 1, '+.0%')})"
-        for name, difference in found.items():
-            form = "+.4f" if name.startswith("loss") else "+.2f"
-            row[f"change of {name}"] = f"{rounded(difference.value, form)} (p {p_value_text(difference.p)})"
+    changes: list[dict[str, Difference]] = [{}, *differences(first, group[1:])]
+    rows = [_row(first, each, found) for each, found in zip(group, changes, strict=True)]
     header = list(dict.fromkeys(title for row in rows for title in row))
     cells = [[name, *(row.get(title, "") for title in header)] for name, row in zip(names, rows, strict=True)]
     return Comparison(first.subset, ["model", *header], cells, _sentences(group, names))
+
+
+def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]) -> dict[str, str]:
+    """Return the columns of a model: size, scores, each followed by its change, speed, and loss."""
+    cells = cells_of(model.as_json())
+    row = {"heads": cells["heads"], "parameters": cells["parameters"]}
+    if changes:
+        row["parameters"] += f" ({rounded(model.parameters / first.parameters - 1, '+.0%')})"
+    losses = {f"loss {subset}": f"{subset} bits/{loss.unit}" for subset, loss in model.losses.items()}
+    for name, title in {**{name: name for name in model.scores}, **losses}.items():
+        row |= {title: cells[title], f"change of {title}": ""}
+        if name in changes:
+            value = rounded(changes[name].value, "+.4f" if name in losses else "+.2f")
+            row[f"change of {title}"] = f"{value} (p {p_value_text(changes[name].p)})"
+    return row | {title: cell for title, cell in cells.items() if title.endswith("/s")}
 
 
 def headline(group: Sequence[Evaluation]) -> str:
@@ -91,42 +106,38 @@ def headline(group: Sequence[Evaluation]) -> str:
     name = next(iter(whole.scores), None)
     if name and (change := differences(whole, [model])[0].get(name)):
         (low, high), score = model.scores[name].interval, model.scores[name].score
-        text += f". {name}: {score:.2f} (95% interval {low:.2f} to {high:.2f}) instead of {whole.scores[name].score:.2f}"
+        text += (
+            f". {name}: {score:.2f} (95% interval {low:.2f} to {high:.2f}) instead of {whole.scores[name].score:.2f}"
+        )
         text += f", p {p_value_text(change.p)}"
     if whole.speed and model.speed:
         text += f". Speed: {model.speed.per_second / whole.speed.per_second:.2f} times"
     return f"{text}."
 
 
-def _sentences(
-    group: Sequence[Evaluation], names: Sequence[str]
-) -> list[tuple[int, list[tuple[str, list[Word] | None]]]]:
-    """Return the translations of the first sentences, those first that not all models translate alike."""
+def _sentences(group: Sequence[Evaluation], names: Sequence[str]) -> list[Sentence]:
+    """Return the translations of some sentences, those that most models translate in another way than the first."""
     references = group[0].references or []
     if not all(isinstance(each, str) for each in references):
         return []
-    texts = [each.predictions or [] for each in group]
-    alike = [len({of_model[i] for of_model in texts}) == 1 for i in range(len(references))]
-    shown = sorted(sorted(range(len(references)), key=lambda i: alike[i])[:TRANSLATIONS])
-    return [
-        (
-            i + 1,
-            [
-                ("reference", [Word(word, False) for word in references[i].split()]),
-                *((name, _changed(texts[0][i], of_model[i])) for name, of_model in zip(names, texts, strict=True)),
-            ],
-        )
-        for i in shown
-    ]
+    first, *others = [each.predictions or [] for each in group]
+    changed = [sum(of_model[i] != first[i] for of_model in others) for i in range(len(references))]
+    shown = sorted(sorted(range(len(references)), key=changed.__getitem__, reverse=True)[:SENTENCES])
+    found: list[Sentence] = []
+    for i in shown:
+        rows: list[tuple[str, list[Word] | None]] = [("reference", _words(references[i])), (names[0], _words(first[i]))]
+        same = [name for name, of_model in zip(names[1:], others, strict=True) if of_model[i] == first[i]]
+        for name, of_model in zip(names[1:], others, strict=True):
+            if name not in same:
+                rows.append((name, _words(of_model[i], first[i])))
+        found.append((i + 1, [*rows, *([(", ".join(same), None)] if same else [])]))
+    return found
 
 
-def _changed(first: str, other: str) -> list[Word] | None:
-    """Return the words of a translation; None if it is the first one."""
-    before, after = first.split(), other.split()
-    if before == after and first is not other:
-        return None
-    same = {
-        j for _, start, size in SequenceMatcher(None, before, after, False).get_matching_blocks()
-        for j in range(start, start + size)
-    }  # fmt: skip
-    return [Word(word, j not in same) for j, word in enumerate(after)]
+def _words(text: str, first: str | None = None) -> list[Word]:
+    """Return the words of a translation, those marked that another one does not have at this place."""
+    words, before = text.split(), text.split() if first is None else first.split()
+    blocks = SequenceMatcher(None, before, words, False).get_matching_blocks()
+    same = {j for _, start, size in blocks for j in range(start, start + size)}
+    found = [Word(word[:CHARACTERS] + "…" * (len(word) > CHARACTERS), j not in same) for j, word in enumerate(words)]
+    return [*found[:WORDS], Word("…", False)] if len(found) > WORDS else found

@@ -26,7 +26,7 @@ from fairseq_headgates.extensions.page.panels import (
     training_panels,
 )
 from fairseq_headgates.extensions.page.results import Comparison, compare, groups, headline, labels
-from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, HeadTable
+from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, HeadTable, Signature
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
@@ -48,8 +48,8 @@ FRAMES = 100  # steps of the animation
 TITLES_AND_INTROS = {
     "results": (
         "Results",
-        "Scores of models on the same data with 95% confidence intervals; changes from the first model with the p-value "
-        "of their test. In translations, words that the first model does not have at this place are marked.",
+        "Scores of models on the same data with 95% confidence intervals, and changes from the first model with their "
+        "p-value. In translations, words that the first model does not have at this place are marked.",
     ),
     "compression": (
         "Compression",
@@ -160,8 +160,8 @@ def sections(found: Experiment) -> dict[str, list[Figure]]:
         "ablation": [*_each(_ablation, found.ablations)],
         "training": [*_trainings(found.trainings)],
         "explanations": [
-            Figure(f"sentence {number}", explained=explained)
-            for _, sentences in found.explanations
+            Figure(f"{name}, sentence {number}", explained=explained)
+            for name, (_, sentences) in zip(_labels(found.explanations), found.explanations, strict=True)
             for number, explained in sentences.items()
         ],
         "attention": [
@@ -182,12 +182,15 @@ def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]
 
 
 def _labels(files: Sequence[tuple[str, Any]]) -> list[str]:
-    return labels([path for path, _ in files])
+    """Return a short name for each of several results, the same for those of one file."""
+    paths = list(dict.fromkeys(path for path, _ in files))
+    names = dict(zip(paths, labels(paths), strict=True))
+    return [names[path] for path, _ in files]
 
 
 def _results(found: Experiment) -> Iterator[Figure]:
     """Compare the evaluations of the same data, in the order of the inputs."""
-    paths = dict((id(each), path) for path, each in found.evaluations)
+    paths = {id(each): path for path, each in found.evaluations}
     for group in groups([each for _, each in found.evaluations]):
         with _complete(paths[id(group[0])]):
             comparison = compare(group)
@@ -204,8 +207,9 @@ def _compressions(files: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Fi
             rows = [
                 [" and ".join(each["units"]), f"{each['parameters'][1]:,}", f"{each['loss'][1]:.4f}"] for each in found
             ]
+            whole = Signature.parse(str(found[0]["signature"])).parts.get("ckpt", path)
             drawn = Figure(
-                name,
+                f"Smaller versions of {labels([whole])[0]} ({name})",
                 text_table(["removed", "parameters", f"bits per {found[0]['unit']}"], rows),
                 plots=_drawn(compression_panels(found)),
                 note=str(found[0]["signature"]),

@@ -105,7 +105,11 @@ def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> tuple
     if unknown:
         words = {"arch": "architecture"}
         lines = [f"{words.get(kind, kind)} {quoted(name)} by {replaced[kind]}" for kind, name in unknown.items()]
-        hint = " (which the names of the weights show; --arch chooses another)" if "arch" in unknown and arch is None else ""
+        hint = (
+            " (which the names of the weights show; --arch chooses another)"
+            if "arch" in unknown and arch is None
+            else ""
+        )
         notice = f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}"
     return (_with_names(state, replaced) if replaced else dict(state)), notice
 
