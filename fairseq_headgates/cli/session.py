@@ -24,14 +24,15 @@ from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import ChosenSentences, Refit, Scores, Trust
-from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
+from fairseq_headgates.cli.options import ChosenSentences, Data, Refit, Scores, Trust
+from fairseq_headgates.cli.output import check_picture, picture, say, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.symbols import spell_numbers
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
@@ -71,6 +72,8 @@ class Session(Signatures, Generic[T]):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
+        given = any(word.partition("=")[0] == "--gen-subset" for word in options.rest)
+        self._default_subset = isinstance(options, Data) and not given
         super().__init__(fairseq)
         if fairseq.bpe == "gpt2" and options.command in SHOWING_TOKENS:
             spell_numbers(self.task, to_config(fairseq).bpe)
@@ -127,10 +130,18 @@ class Session(Signatures, Generic[T]):
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
+        if chosen.gen_subset == self.fairseq.gen_subset:
+            self.note_subset()
         corpus = load_corpus(chosen, self.task, model, sentences or self.options.sentences)
         if self.needs_target:
             check_target(corpus, f"headgates {self.options.command}")
         return corpus
+
+    def note_subset(self) -> None:
+        """Print the name of the subset once, on stderr, if --gen-subset does not give it."""
+        if self._default_subset and self.writes:
+            print(f"subset: {self.fairseq.gen_subset} (no --gen-subset is given)", file=sys.stderr)
+            self._default_subset = False
 
     def with_subset(self, loaded: Loaded, subset: str) -> Loaded:
         """Return the same model with the corpus of a subset and its signature."""
@@ -186,7 +197,7 @@ class Session(Signatures, Generic[T]):
     def write(self, path: str | None, content: str | bytes) -> None:
         """Write a file, if `path` is given."""
         if path and self.writes:
-            write(path, content, self.options.force)
+            write_whole(path, content, self.options.force)
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""

@@ -57,7 +57,7 @@ def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
 
 
 BAD_COMMAND_LINES = {
-    "no command": ([], ["COMMAND"]),
+    "no command": (["-x"], ["COMMAND"]),
     "an unknown command": (["prnue"], ["'prnue'", "prune"]),
     "an unknown option": (["path", "--nope"], ["--nope"]),
     "nothing to prune": (["prune"], ["CKPT, OUT"]),
@@ -77,6 +77,10 @@ def test_bad_command_lines_end_with_one_line(argv, words, run):
     done = run("headgates", *argv, code=2)
     assert done.out == "" and done.err.count("\n") == 1 and len(done.err) < 5000
     assert done.err.startswith("headgates") and [word for word in words if word not in done.err] == []
+
+
+def test_without_arguments_the_help_is_printed(run):
+    assert run("headgates") == run("headgates", "--help")
 
 
 START = (
