@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fairseq_headgates.cli.parser import filled
-from fairseq_headgates.files import check_place
+from fairseq_headgates.files.writing import check_place
 from fairseq_headgates.messages import quoted
 
 FOLDERS = ("the data in", "the dictionaries in", "the input")  # what may be folders, as messages call it

@@ -121,17 +121,6 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
     return parser
 
 
-class _Line(logging.Formatter):
-    """Formats the name of a file that is written, or a warning of a command, in one line."""
-
-    def __init__(self, command: str):
-        super().__init__()
-        self.warning = f"headgates {command}: warning: "
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self.warning * (record.levelno >= logging.WARNING) + one_line(record.getMessage())
-
-
 @contextmanager
 def messages_printed(command: str, at_once: bool) -> Iterator[None]:
     """Within the context, warnings of this package and the names of the files that it writes are printed on stderr.
@@ -141,7 +130,8 @@ def messages_printed(command: str, at_once: bool) -> Iterator[None]:
     logger, files = logging.getLogger("fairseq_headgates"), logging.getLogger(writing.__name__)
     level, of_files, propagate = logger.level, files.level, logger.propagate  # those of the program that calls this
     printed = logging.StreamHandler(sys.stderr)
-    printed.setFormatter(_Line(command))
+    prefixes = {logging.WARNING: f"headgates {command}: warning: "}
+    printed.format = lambda record: prefixes.get(record.levelno, "") + one_line(record.getMessage())  # type: ignore[method-assign]
     handler = printed if at_once else MemoryHandler(1000, logging.CRITICAL, printed, flushOnClose=False)
     logger.setLevel(logging.WARNING)  # models log when they are built
     files.setLevel(logging.INFO)

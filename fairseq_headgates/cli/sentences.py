@@ -32,7 +32,7 @@ def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> I
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
     if options.text is None:
         chosen = options.lines or [1]
-        session.note_subset()
+        session.subsets.add(session.fairseq.gen_subset)
         return zip(chosen, read_sentences(session.fairseq, session.task, model, chosen), strict=True)
     if options.lines is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")

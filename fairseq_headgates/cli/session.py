@@ -61,6 +61,7 @@ class Session(Signatures, Generic[T]):
         options: the options of the command
         paths: the checkpoints of --path
         needs_target: whether the data must have targets
+        subsets: the subsets of the data that were read
         writes: whether this is the first worker, the only one that writes and prints
     """
 
@@ -72,8 +73,7 @@ class Session(Signatures, Generic[T]):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
-        given = any(word.partition("=")[0] == "--gen-subset" for word in options.rest)
-        self._default_subset = isinstance(options, Data) and not given
+        self.subsets = set[str]()
         super().__init__(fairseq)
         if fairseq.bpe == "gpt2" and options.command in SHOWING_TOKENS:
             spell_numbers(self.task, to_config(fairseq).bpe)
@@ -130,18 +130,17 @@ class Session(Signatures, Generic[T]):
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
         chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        if chosen.gen_subset == self.fairseq.gen_subset:
-            self.note_subset()
         corpus = load_corpus(chosen, self.task, model, sentences or self.options.sentences)
         if self.needs_target:
             check_target(corpus, f"headgates {self.options.command}")
+        self.subsets.add(corpus.subset)
         return corpus
 
     def note_subset(self) -> None:
-        """Print the name of the subset once, on stderr, if --gen-subset does not give it."""
-        if self._default_subset and self.writes:
+        """Print the name of the subset on stderr if the command has read it, and --gen-subset does not give it."""
+        given = any(word.partition("=")[0] == "--gen-subset" for word in self.options.rest)
+        if isinstance(self.options, Data) and self.writes and not given and self.fairseq.gen_subset in self.subsets:
             print(f"subset: {self.fairseq.gen_subset} (no --gen-subset is given)", file=sys.stderr)
-            self._default_subset = False
 
     def with_subset(self, loaded: Loaded, subset: str) -> Loaded:
         """Return the same model with the corpus of a subset and its signature."""
@@ -226,7 +225,9 @@ def open_session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
         if plot := options.files_to_write().get("plot"):
             check_picture(plot, isinstance(options, ChosenSentences))
         try:
-            yield Session(options, needs_target)
+            session = Session(options, needs_target)
+            yield session
+            session.note_subset()
             leave_workers()
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):

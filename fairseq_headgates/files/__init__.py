@@ -10,9 +10,7 @@ from fairseq_headgates.files.reading import (
 )
 from fairseq_headgates.files.records import Unbounded, parse_json, read_record, read_records, repeated
 from fairseq_headgates.files.writing import (
-    check_place,
     check_writable,
-    log_written,
     part_of,
     replace_folder,
     replacing,
@@ -21,12 +19,10 @@ from fairseq_headgates.files.writing import (
 
 __all__ = [
     "Unbounded",
-    "check_place",
     "check_writable",
     "decode",
     "lines_of",
     "log_lines",
-    "log_written",
     "parse_json",
     "part_of",
     "read_record",

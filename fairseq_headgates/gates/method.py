@@ -6,7 +6,6 @@ Shapes: N gates of a model, in the order of its layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -239,17 +238,14 @@ class GateMethod(nn.Module):
         """Return the evaluation gates [H] of a layer."""
         return self.by_layer(self.evaluate(self.log_alpha()))[layer]
 
-    def unfinished(self, ends: Mapping[str, int] = MappingProxyType({})) -> str:
+    def unfinished(self, ends: Mapping[str, int]) -> str:
         """Return a warning if a schedule has not ended, or evaluation closes heads whose P(g != 0) is above 0.5.
 
-        Otherwise return an empty text.
-
-        Args:
-            ends: {option: the update at which its schedule ends}, besides `schedule_ends`
+        Otherwise return an empty text. `ends` are ends of schedules besides `schedule_ends`, in the same form.
         """
-        late = {option: end for option, end in {**ends, **self.schedule_ends()}.items() if 0 < self.num_updates < end}
+        now, ends = self.num_updates, {**ends, **self.schedule_ends()}
         reasons = [
-            f"{option} lasts until update {end}, this is update {self.num_updates}" for option, end in late.items()
+            f"{name} lasts until update {end}, this is update {now}" for name, end in ends.items() if 0 < now < end
         ]
         with torch.no_grad():
             log_alpha = self.log_alpha()

@@ -110,7 +110,7 @@ def test_what_is_written_and_comes_next_is_on_stderr(run, toy, gated_checkpoint,
         plot, out = tmp_path / name, tmp_path / f"{name}.json"
         done = run(*command, "--plot", plot, "--out", out)
         assert json.loads(done.out)
-        subset, *written, following = done.err.splitlines()
+        *written, subset, following = done.err.splitlines()
         assert subset == "subset: valid (no --gen-subset is given)"
         assert sorted(written) == [f"written: {plot}", f"written: {out}"]
     assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")

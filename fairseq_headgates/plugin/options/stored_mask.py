@@ -7,7 +7,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -117,7 +116,7 @@ def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str,
 
 
 def evaluation_gates(
-    weights: Mapping[str, Tensor], args: Any, path: str = "", state: Mapping[str, Any] = MappingProxyType({})
+    weights: Mapping[str, Tensor], args: Any, path: str = "", state: Mapping[str, Any] | None = None
 ) -> list[tuple[str, int, Tensor]]:
     """Return attention type, number and evaluation gates of every layer with gates, exactly as the model computes them.
 
@@ -136,10 +135,11 @@ def evaluation_gates(
     for layer, name in zip(layers, names, strict=True):
         layer.load_state_dict({"log_alpha": weights[name].reshape(-1)})
     method = options.method(layers, [places[name][0] for name in names])
-    updates = updates_of(state)
-    method.set_num_updates(updates if isinstance(updates, int) else 0)
-    if path and (warning := method.unfinished(l0_end(state))):
-        logger.warning(f"{path}: {warning}")
+    if state:
+        updates = updates_of(state)
+        method.set_num_updates(updates if isinstance(updates, int) else 0)
+        if warning := method.unfinished(l0_end(state)):
+            logger.warning(f"{path}: {warning}")
     with torch.no_grad():
         values = method.evaluate(method.log_alpha()).split(method.sizes)
     return [(*places[name], row) for name, row in zip(names, values, strict=True)]
