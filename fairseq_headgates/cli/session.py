@@ -204,7 +204,7 @@ class Session(Signatures, Generic[T]):
             content, lacking = picture(path, draw)
             if lacking:
                 other = "x.html or x.svg" if isinstance(self.options, ChosenSentences) else "x.svg"
-                warn(self.options.command, f"{path} {lacking}: use --plot {other}")
+                self.warn_once(f"{path} {lacking}: use --plot {other}")
             self.write(path, content)
 
     def say(self, text: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,7 +42,6 @@ def run(options: PruneOptions) -> str | None:
             mask,
             optimizer=not options.no_optimizer and options.refit is None,
             model=model,
-            notice=partial(warn, "prune"),
             inference_dtype=options.inference_dtype,
             refitted=values,
             pruned=pruned,

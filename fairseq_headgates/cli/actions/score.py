@@ -22,8 +22,6 @@ def run(options: ScoreOptions) -> str | None:
             session.say(scores_to_json(tables).rstrip("\n"))
         else:
             session.say("\n\n".join(f"{score_table(table)}\n{table.signature}" for table in tables))
-        if not options.out or not session.writes:
-            return None
-        chosen = ["--method", methods[0]] if len(methods) > 1 else []
-        words = [session.only_path(), "OUT", "--scores", options.out, "--keep", "0.5", *chosen]
-        return shlex.join(["headgates", "prune", *words])
+        words = [session.only_path(), "OUT", "--scores", options.out or "", "--keep", "0.5"]
+        words += ["--method", methods[0]] if len(methods) > 1 else []
+        return shlex.join(["headgates", "prune", *words]) if options.out and session.writes else None

@@ -2,12 +2,11 @@
 
 import itertools
 import json
-from functools import partial
 
 from fairseq_headgates.checkpoints.building import warn_unfinished
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
-from fairseq_headgates.cli.output import then_evaluate, warn
+from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
@@ -47,7 +46,6 @@ def run(options: CompressOptions) -> str | None:
                 results[0].plan.mask,
                 optimizer=False,
                 model=model.cpu(),
-                notice=partial(warn, "compress"),
                 inference_dtype=options.inference_dtype,
                 refitted={name: value.cpu() for name, value in results[0].values.items()},
                 neurons=results[0].plan.neurons,
@@ -57,6 +55,5 @@ def run(options: CompressOptions) -> str | None:
         content = [{**result.results, "signature": str(signature)} for result in results]
         session.plot(options.plot, lambda: drawing.plot(content))
         session.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
-        if not options.out or not session.writes:
-            return None
-        return then_evaluate(options.rest, f"{session.only_path()}:{options.out}")
+        written = options.out and session.writes
+        return then_evaluate(options.rest, f"{session.only_path()}:{options.out}") if written else None
