@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,10 @@ from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
 from fairseq_headgates.plugin.models.recognition import warn_once, with_known_names
-from fairseq_headgates.plugin.options.stored import model_options
+from fairseq_headgates.plugin.options.stored import l0_end, model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
+
+logger = logging.getLogger(__name__)
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
 LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
@@ -54,6 +57,12 @@ def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple
         raise ValueError(f"{path}: {error}" + f" ({notice})" * bool(notice)) from None
     warn_once(notice)
     return state, model
+
+
+def warn_unfinished(state: Mapping[str, Any], model: Any) -> None:
+    """Log a warning if the training of the gates of a checkpoint is unfinished; see `GateMethod.unfinished`."""
+    if (method := getattr(model, "gate_method", None)) and (warning := method.unfinished(l0_end(state))):
+        logger.warning(warning)
 
 
 class Vocabulary(Dictionary):

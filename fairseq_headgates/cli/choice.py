@@ -24,11 +24,3 @@ def chosen_heads(options: Choice, model: nn.Module) -> HeadTable:
         raise ValueError("--scores without --keep: give the number of heads to keep, --keep 12 or --keep 0.5")
     scores, types = parse_scores(options.scores, options.method), chosen_types(options.types)
     return best_heads(scores, options.keep, open_mask(model), types, options.min_per_layer or 0)
-
-
-def refuse_standard_output(output: str) -> None:
-    """Raise ValueError for `-`: a model cannot be written to standard output."""
-    if output == "-":
-        raise ValueError(
-            "OUT is '-', but a model cannot be written to standard output: give a path (./- if its name is -)"
-        )

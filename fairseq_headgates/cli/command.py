@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.files.writing import check_place
 from fairseq_headgates.messages import quoted
 
+FOLDERS = ("the data in", "the dictionaries in", "the input")  # what may be folders, as messages call it
 NO_FILE = re.compile(r"-$|\s*\{|[a-z-]+:\S")  # standard input, JSON, heads such as dec-enc:1.3
 Group = Callable[[argparse.ArgumentParser], Any]  # adds a group of options to a parser, and returns the group
 
@@ -110,14 +113,17 @@ class Options:
             if word == "--path" or word.startswith("--path="):
                 yield from (("the checkpoint", path) for path in _split(word.partition("=")[2] or value))
 
-    def missing_input(self) -> str:
-        """Return an error message if a file to read does not exist, else an empty text."""
+    def check_paths(self) -> None:
+        """Raise ValueError if a file to read or the folder of a file to write does not exist."""
         for what, path in self.files_to_read():
             try:
-                os.stat(path)
+                mode = os.stat(path).st_mode
             except OSError as error:
-                return f"cannot read {what} {quoted(path)} ({error.strerror}): check the path"
-        return ""
+                raise ValueError(f"cannot read {what} {quoted(path)} ({error.strerror}): check the path") from None
+            if stat.S_ISDIR(mode) and what not in FOLDERS:
+                raise ValueError(f"cannot read {what} {quoted(path)} (it is a folder): give a file")
+        for path in self.files_to_write().values():
+            check_place(path, self.force)
 
     def files_to_write(self) -> dict[str, str]:
         """Return the files to write, by the names of the options that name them."""

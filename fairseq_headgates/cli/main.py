@@ -21,6 +21,7 @@ from fairseq_headgates.cli.command import COMMANDS, Options, add_options
 from fairseq_headgates.cli.output import check_outputs, prepare_streams
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
+from fairseq_headgates.files import writing
 from fairseq_headgates.messages import one_line
 
 EXIT_CODES = (
@@ -40,25 +41,30 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     argv = sys.argv[1:] if argv is None else list(argv)
     chosen = next((argument for argument in argv if not argument.startswith("-")), "")
     parser = build_parser([chosen])
+    if not argv:
+        parser.print_help()
+        return 0
     values, rest = parser.parse_known_args(argv)
     options = COMMANDS[values.command](**vars(values), rest=rest)
     if rest and options.fairseq_arguments() is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if problem := options.missing_input() or (options.needs_models and unsupported()):
-        print(f"headgates {options.command}: error: {one_line(problem)}", file=sys.stderr)
-        return 2
-    if options.needs_models:
-        register()
-    started()
     try:
+        options.check_paths()
+        if options.needs_models:
+            if problem := unsupported():
+                raise ValueError(problem)
+            register()
+        started()
         # Workers of one evaluation wait for each other in compiled code, where Python handles no signal.
         workers = options.fairseq_arguments() is not None
         signals = () if workers else (signal.SIGTERM, signal.SIGHUP)
-        with warnings_printed(options.command, at_once=workers), stopped_by_signals(signals):
+        with messages_printed(options.command, at_once=workers), stopped_by_signals(signals):
             check_outputs(options)
-            action_of(type(options)).run(options)
+            following = action_of(type(options)).run(options)
             sys.stdout.flush()
-            return 0
+        if following:
+            print(f"next: {one_line(following)}", file=sys.stderr)
+        return 0
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
         sys.stdout = None
         return 0
@@ -116,17 +122,19 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
 
 
 @contextmanager
-def warnings_printed(command: str, at_once: bool) -> Iterator[None]:
-    """Within the context, what this package logs as a warning is printed as one of the command, and the rest is not.
+def messages_printed(command: str, at_once: bool) -> Iterator[None]:
+    """Within the context, warnings of this package and the names of the files that it writes are printed on stderr.
 
     Those of a command of seconds (not `at_once`) are printed at its end, not before the one line of an error.
     """
-    logger = logging.getLogger("fairseq_headgates")
-    level, propagate = logger.level, logger.propagate  # those of the caller, if this runs inside another program
+    logger, files = logging.getLogger("fairseq_headgates"), logging.getLogger(writing.__name__)
+    level, of_files, propagate = logger.level, files.level, logger.propagate  # those of the program that calls this
     printed = logging.StreamHandler(sys.stderr)
-    printed.setFormatter(logging.Formatter(f"headgates {command}: warning: %(message)s"))
+    prefixes = {logging.WARNING: f"headgates {command}: warning: "}
+    printed.format = lambda record: prefixes.get(record.levelno, "") + one_line(record.getMessage())  # type: ignore[method-assign]
     handler = printed if at_once else MemoryHandler(1000, logging.CRITICAL, printed, flushOnClose=False)
     logger.setLevel(logging.WARNING)  # models log when they are built
+    files.setLevel(logging.INFO)
     logger.addHandler(handler)
     logger.propagate = False
     try:
@@ -135,6 +143,7 @@ def warnings_printed(command: str, at_once: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        files.setLevel(of_files)
         logger.propagate = propagate
 
 

@@ -20,8 +20,8 @@ DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
     "(required) is a fairseq checkpoint (for evaluate, curve and functions, also several, separated by colons). The "
     "options of fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; of score and "
-    f"compress: {CHOOSING}), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
-    "--scoring sacrebleu, ... (fairseq-generate --help)."
+    f"compress, which choose what to remove: {CHOOSING}), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, "
+    "--post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
 

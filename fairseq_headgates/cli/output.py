@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import io
 import math
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.cli.command import Options
-from fairseq_headgates.files import check_writable, write_whole
+from fairseq_headgates.files import check_writable
 from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
 from fairseq_headgates.report.text import choose_fonts, text_style
 
@@ -35,28 +37,19 @@ def warn(command: str, message: str) -> None:
 
 def check_outputs(options: Options) -> None:
     """Raise ValueError unless the files that the options name can be written, each its own."""
-    outputs = {name: path for name, path in options.files_to_write().items() if path != "-"}
+    outputs = options.files_to_write()
     for path in outputs.values():
         check_writable(path, options.force)
     if len({Path(path).resolve() for path in outputs.values()}) < len(outputs):
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
 
 
-def warn_unfinished(command: str, model: Any) -> None:
-    """Warn if the training of the gates of a model is unfinished; see `GateMethod.unfinished`."""
-    if (method := getattr(model, "gate_method", None)) and (warning := method.unfinished()):
-        warn(command, warning)
-
-
-def write(path: str, content: str | bytes, force: bool) -> None:
-    """Write an output file, and print its name on stderr; see `write_whole`."""
-    write_whole(path, content, force)
-    written(path)
-
-
-def written(path: str) -> None:
-    """Print the name of an output file on stderr."""
-    print(f"written: {one_line(path)}", file=sys.stderr)
+def then_evaluate(words: Sequence[str], path: str) -> str:
+    """Return a command that evaluates checkpoints with the options of fairseq of another command, `words`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--path", "--gen-subset"):  # the default is the test set
+        parser.add_argument(option)
+    return shlex.join(["headgates", "evaluate", *parser.parse_known_args(words)[1], "--path", path])
 
 
 def say(text: str) -> None:

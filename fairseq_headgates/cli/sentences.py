@@ -12,7 +12,6 @@ from torch import nn
 from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
 from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.cli.options import ChosenSentences
-from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.session import Session
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.objectives import Classes, check_has_loss
@@ -32,6 +31,7 @@ def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> I
     """Return the chosen sentences with their numbers, one by one, on the device of the model. Raise ValueError."""
     if options.text is None:
         chosen = options.lines or [1]
+        session.subsets.add(session.fairseq.gen_subset)
         return zip(chosen, read_sentences(session.fairseq, session.task, model, chosen), strict=True)
     if options.lines is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
@@ -61,10 +61,10 @@ def _typed(session: Session, model: nn.Module, lines: Mapping[int, str], name: s
             (sample.get("target"), session.task.target_dictionary),
         )
         unknown = sum(int(tokens.eq(dictionary.unk()).sum()) for tokens, dictionary in sides if tokens is not None)
-        if unknown and session.writes:
+        if unknown:
             tokens = "a token" if unknown == 1 else f"{unknown} tokens"
             hint = "give text tokenised and in subwords"
-            warn(session.options.command, f"{name} line {number} has {tokens} not in the dictionary: {hint}")
+            session.warn_once(f"{name} line {number} has {tokens} not in the dictionary: {hint}")
         yield number, sample
 
 

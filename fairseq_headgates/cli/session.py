@@ -24,14 +24,15 @@ from fairseq_headgates.analysis import importance
 from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import ChosenSentences, Refit, Scores, Trust
-from fairseq_headgates.cli.output import check_picture, picture, say, warn, write
+from fairseq_headgates.cli.options import ChosenSentences, Data, Refit, Scores, Trust
+from fairseq_headgates.cli.output import check_picture, picture, say, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.evaluation.metrics import Metric, metric_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.symbols import spell_numbers
 from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
@@ -60,6 +61,7 @@ class Session(Signatures, Generic[T]):
         options: the options of the command
         paths: the checkpoints of --path
         needs_target: whether the data must have targets
+        subsets: the subsets of the data that were read
         writes: whether this is the first worker, the only one that writes and prints
     """
 
@@ -71,6 +73,7 @@ class Session(Signatures, Generic[T]):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
+        self.subsets = set[str]()
         super().__init__(fairseq)
         if fairseq.bpe == "gpt2" and options.command in SHOWING_TOKENS:
             spell_numbers(self.task, to_config(fairseq).bpe)
@@ -130,7 +133,14 @@ class Session(Signatures, Generic[T]):
         corpus = load_corpus(chosen, self.task, model, sentences or self.options.sentences)
         if self.needs_target:
             check_target(corpus, f"headgates {self.options.command}")
+        self.subsets.add(corpus.subset)
         return corpus
+
+    def note_subset(self) -> None:
+        """Print the name of the subset on stderr if the command has read it, and --gen-subset does not give it."""
+        given = any(word.partition("=")[0] == "--gen-subset" for word in self.options.rest)
+        if isinstance(self.options, Data) and self.writes and not given and self.fairseq.gen_subset in self.subsets:
+            print(f"subset: {self.fairseq.gen_subset} (no --gen-subset is given)", file=sys.stderr)
 
     def with_subset(self, loaded: Loaded, subset: str) -> Loaded:
         """Return the same model with the corpus of a subset and its signature."""
@@ -186,7 +196,7 @@ class Session(Signatures, Generic[T]):
     def write(self, path: str | None, content: str | bytes) -> None:
         """Write a file, if `path` is given."""
         if path and self.writes:
-            write(path, content, self.options.force)
+            write_whole(path, content, self.options.force)
 
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
@@ -194,7 +204,7 @@ class Session(Signatures, Generic[T]):
             content, lacking = picture(path, draw)
             if lacking:
                 other = "x.html or x.svg" if isinstance(self.options, ChosenSentences) else "x.svg"
-                warn(self.options.command, f"{path} {lacking}: use --plot {other}")
+                self.warn_once(f"{path} {lacking}: use --plot {other}")
             self.write(path, content)
 
     def say(self, text: str) -> None:
@@ -215,7 +225,9 @@ def open_session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
         if plot := options.files_to_write().get("plot"):
             check_picture(plot, isinstance(options, ChosenSentences))
         try:
-            yield Session(options, needs_target)
+            session = Session(options, needs_target)
+            yield session
+            session.note_subset()
             leave_workers()
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class ResumeJournal:
         if self.path and self.path.exists():
             lines = self._known(self.path, lines[0], force)
         if self.path and writes:  # without an incomplete last line
-            write_whole(self.path, "\n".join(lines) + "\n", force=True)
+            write_whole(self.path, "\n".join(lines) + "\n", force=True, level=logging.DEBUG)  # no output
 
     def _known(self, path: Path, head: str, force: bool) -> list[str]:
         """Read the results of the file. Return its whole lines."""

@@ -3,11 +3,14 @@
 An output is written to a temporary file or folder beside it, which is renamed to it when it is whole. The part of NAME
 is NAME.N~.part, with a random number N. A process that is killed leaves it behind; the output is then as it was before,
 except for a folder that is just being replaced: that is NAME.N~.old for a moment.
+
+The name of every output is logged, which the command prints.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import shutil
@@ -15,7 +18,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".zip", ".7z")  # ends of names
+
+
+def refuse_standard_output(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError for `-`, which elsewhere means standard output."""
+    if path == "-":
+        raise ValueError("the output is '-', but it cannot be standard output: give a path (./- if its name is -)")
 
 
 def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
@@ -45,9 +56,20 @@ def check_writable(path: str | os.PathLike[str], force: bool = False) -> None:
         pass
 
 
+def check_place(path: str | os.PathLike[str], force: bool = False) -> None:
+    """Raise ValueError if `path` exists or its folder does not: the part of `check_writable` that writes nothing."""
+    with _in_one_line(path, force) as target:
+        os.stat(target.parent)
+
+
+def log_written(path: str | os.PathLike[str], level: int = logging.INFO) -> None:
+    """Log the name of an output that is written."""
+    logger.log(level, f"written: {path}")
+
+
 @contextmanager
-def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Path]:
-    """Within the context, write to a temporary file, which is renamed to `path` at the end.
+def replacing(path: str | os.PathLike[str], force: bool = False, level: int = logging.INFO) -> Iterator[Path]:
+    """Within the context, write to a temporary file, which is renamed to `path` at the end, and logged at `level`.
 
     An existing file is replaced only with `force`. A symbolic link is kept, and its target is written. Raise
     ValueError, in one line, if the file cannot be written.
@@ -55,6 +77,7 @@ def replacing(path: str | os.PathLike[str], force: bool = False) -> Iterator[Pat
     with _in_one_line(path, force) as target, part_of(target) as part:
         yield part
         part.replace(target)
+    log_written(path, level)
 
 
 @contextmanager
@@ -63,6 +86,7 @@ def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
 
     Refuse names of compressed files: what is written is not compressed, and is then read as if it were.
     """
+    refuse_standard_output(path)
     if (end := os.path.splitext(path)[1].lower()) in COMPRESSED:
         raise ValueError(f"{path} ends in {end}, but outputs are not compressed: leave out {end}")
     refuse_existing(path, force)
@@ -75,9 +99,11 @@ def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes, force: bool = False) -> None:
-    """Write a file atomically, text in UTF-8; replace an existing one only with `force`. Raise ValueError."""
-    with replacing(path, force) as temporary:
+def write_whole(
+    path: str | os.PathLike[str], content: str | bytes, force: bool = False, level: int = logging.INFO
+) -> None:
+    """Write a file atomically, text in UTF-8; see `replacing`."""
+    with replacing(path, force, level) as temporary:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 

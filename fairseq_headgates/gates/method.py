@@ -238,17 +238,24 @@ class GateMethod(nn.Module):
         """Return the evaluation gates [H] of a layer."""
         return self.by_layer(self.evaluate(self.log_alpha()))[layer]
 
-    def unfinished(self) -> str:
-        """Return a warning if evaluation closes heads whose P(g != 0) is above 0.5, else an empty text."""
+    def unfinished(self, ends: Mapping[str, int]) -> str:
+        """Return a warning if a schedule has not ended, or evaluation closes heads whose P(g != 0) is above 0.5.
+
+        Otherwise return an empty text. `ends` are ends of schedules besides `schedule_ends`, in the same form.
+        """
+        now, ends = self.num_updates, {**ends, **self.schedule_ends()}
+        reasons = [
+            f"{name} lasts until update {end}, this is update {now}" for name, end in ends.items() if 0 < now < end
+        ]
         with torch.no_grad():
             log_alpha = self.log_alpha()
             number = int(((self.evaluate(log_alpha) == 0) & (self.open_probability(log_alpha) > 0.5)).sum())
-        if not number:
+        if number:
+            reasons.append(f"heads with an evaluation gate of 0 but P(open) above 0.5: {number}")
+        if not reasons:
             return ""
-        return (
-            f"heads with an evaluation gate of 0 but P(open) above 0.5: {number}. Their choice is not settled: train "
-            "the gates longer before you remove them"
-        )
+        hint = "train the gates longer before you fix or remove heads"
+        return f"the choice of heads is not settled ({'; '.join(reasons)}): {hint}"
 
     def factor(self, layer: HeadGates) -> Tensor:
         """Return the factors [H] on the heads of a layer in evaluation: evaluation gate times output scale."""

@@ -17,6 +17,7 @@ from support.training import assert_one_line_error
 from fairseq_headgates import gate_values
 from fairseq_headgates.cli.command import Options, command
 from fairseq_headgates.cli.main import find_commands
+from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 
 
@@ -57,7 +58,7 @@ def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
 
 
 BAD_COMMAND_LINES = {
-    "no command": ([], ["COMMAND"]),
+    "no command": (["-x"], ["COMMAND"]),
     "an unknown command": (["prnue"], ["'prnue'", "prune"]),
     "an unknown option": (["path", "--nope"], ["--nope"]),
     "nothing to prune": (["prune"], ["CKPT, OUT"]),
@@ -77,6 +78,15 @@ def test_bad_command_lines_end_with_one_line(argv, words, run):
     done = run("headgates", *argv, code=2)
     assert done.out == "" and done.err.count("\n") == 1 and len(done.err) < 5000
     assert done.err.startswith("headgates") and [word for word in words if word not in done.err] == []
+
+
+def test_the_command_that_comes_next_has_the_options_of_this_one():
+    words = ["my data", "--path=a.pt", "--beam", "4", "--gen-subset", "valid", "--cpu"]
+    assert then_evaluate(words, "a.pt:b.pt") == "headgates evaluate 'my data' --beam 4 --cpu --path a.pt:b.pt"
+
+
+def test_without_arguments_the_help_is_printed(run):
+    assert run("headgates") == run("headgates", "--help")
 
 
 START = (

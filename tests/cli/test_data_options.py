@@ -36,8 +36,9 @@ from fairseq_headgates.evaluation import metrics
         ("score --method gate --user-dir=", "--user-dir is empty: give the folder of a package"),
         ("curve --scores=", "argument --scores: the value is empty: give a name"),
         # files, subsets and folders
-        ("score --method gate --path /:/tmp", "--path names 2 checkpoints"),
+        ("score --method gate --path /dev/null:/dev/zero", "--path names 2 checkpoints"),
         ("score --method gate --out /nowhere/x.json", "cannot write /nowhere/x.json"),
+        ("score --method gate --out -", "the output is '-', but it cannot be standard output"),
         ("score --method gate --gen-subset dev", "there is no subset 'dev' in"),
         ("score --method gate --source-lang xx", "--source-lang is xx, but the data in"),
         ("score --method gate --dataset-impl lazy", "(Index file doesn't match expected format."),

@@ -34,7 +34,8 @@ def test_open_heads_stay_by_default_with_their_optimiser_state(checkpoint, prune
     assert re.search(rf"^total +24 +{total}$", done.out, re.MULTILINE)
     sizes = [sum(p.numel() for p in model.parameters()) for model in (before, after)]
     assert f"parameters: {sizes[0]:,} -> {sizes[1]:,} ({100 * (sizes[1] / sizes[0] - 1):+.1f}%)" in done.out
-    assert f"written: {out}" in done.out and done.err == ""
+    following = f"next: headgates evaluate DATA --path {checkpoint}:{out}"
+    assert done.err.splitlines() == [f"written: {out}", following]
     assert names(checkpoint.parent) == ["gated.pt", "pruned.pt"]
     assert "output changes" not in done.out
     (folded,) = re.findall(r"^.*gates between 0 and 1.*$", done.out, re.MULTILINE)
@@ -46,18 +47,26 @@ def test_a_dry_run_prints_the_same_and_writes_nothing(checkpoint, prune):
     dry = prune(checkpoint, out, "--dry-run")  # it ignores an existing output file
     assert out.read_text() == "mine" and names(checkpoint.parent) == ["gated.pt", "pruned.pt"]
     wet = prune(checkpoint, out, "--force")
-    assert "nothing written (--dry-run)" in dry.out
-    assert dry.out.splitlines()[:-1] == wet.out.splitlines()[:-1]
+    assert dry.err == "nothing written (--dry-run)\n"
+    assert dry.out == wet.out
     assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run").out == dry.out
 
 
 @pytest.mark.parametrize(
     ("gates", "words"),
-    [("", "the checkpoint has no gates; choose heads with --alive"), (",".join(TYPES), "no gate is")],
+    [("", "the checkpoint has no gates: pass"), (",".join(TYPES), "no gate is closed: pass a higher --threshold, or")],
 )
-def test_a_plan_without_removal_says_why(gates, words, prune, tmp_path):
-    torch.save(small_state(make_gated(gate_heads=gates)), tmp_path / "a.pt")
-    assert f"\nno head is removed: {words}" in prune(tmp_path / "a.pt", tmp_path / "b.pt").out
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_plan_without_removal_says_why(gates, words, options, prune, tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "b.pt"
+    torch.save(small_state(make_gated(gate_heads=gates)), path)
+    warning, *others = prune(path, out, *options).err.splitlines()
+    score = f"`headgates score DATA --path {path} --method gradient --out FILE`"
+    assert warning == (
+        f"headgates prune: warning: no head is removed, because {words} --scores FILE --keep 0.5 after {score}, or "
+        "--alive MASK"
+    )
+    assert others == [f"written: {out}"]
 
 
 def test_the_plan_as_json(checkpoint, plan_of):
@@ -77,12 +86,12 @@ def test_an_optimiser_that_is_not_known_is_left_out_with_a_notice(checkpoint, pr
     torch.save(state, checkpoint)
     out, without = checkpoint.with_name("pruned.pt"), checkpoint.with_name("without.pt")
     done = prune(checkpoint, out)
-    assert done.err == (
+    dropped, *others = done.err.splitlines()
+    assert dropped == (
         "headgates prune: warning: the optimiser state is dropped (its form is unknown): "
-        "training from this checkpoint starts with a new optimiser\n"
+        "training from this checkpoint starts with a new optimiser"
     )
-    assert "written" in done.out
-    assert prune(checkpoint, without, "--no-optimizer").err == ""
+    assert "warning" not in prune(checkpoint, without, "--no-optimizer").err + "".join(others)
     assert_same(read(out), read(without))
     assert read(out)["last_optimizer_state"] is None
 
@@ -160,17 +169,49 @@ def test_an_unfinished_training_of_gates_is_warned_of(run, tmp_path, caplog):
     """Its target keeps 6 of the 11 heads whose P(open) is above 0.5."""
     path = tmp_path / "gated.pt"
     torch.save(small_state(small_gated(sparsity_method="lagrangian", target_heads="6")), path)
-    warning = "heads with an evaluation gate of 0 but P(open) above 0.5: 5."
+    warning = (
+        "the choice of heads is not settled (heads with an evaluation gate of 0 but P(open) above 0.5: 5): "
+        "train the gates longer before you fix or remove heads\n"
+    )
     for command in (["show", path], ["prune", path, tmp_path / "out.pt", "--dry-run"]):
         assert f"headgates {command[0]}: warning: {warning}" in run("headgates", *command).err
     read_mask(str(path))
     assert f"{path}: {warning}" in caplog.text
 
 
-def test_a_stock_checkpoint_has_no_savings(plan_of):
+@pytest.mark.parametrize(
+    ("options", "criterion", "update", "reason"),
+    [
+        (
+            {"sparsity_method": "lagrangian", "target_heads": "11", "sparsity_warmup_updates": 9},
+            {},
+            8,
+            "--sparsity-warmup",
+        ),
+        ({"sparsity_method": "lagrangian", "target_heads": "11", "sparsity_warmup_updates": 9}, {}, 9, ""),
+        ({"fix_gates_after": 7}, {}, 6, "--fix-gates-after lasts until update 7, this is update 6"),
+        ({}, {"l0_start_update": 3, "l0_warmup_updates": 2}, 4, "--l0-warmup-updates lasts until update 5, this is"),
+        ({}, {"l0_start_update": 3, "l0_warmup_updates": 2}, 5, ""),
+    ],
+)
+def test_gates_whose_schedule_has_not_ended_are_warned_of(options, criterion, update, reason, prune, tmp_path, caplog):
+    path = tmp_path / "gated.pt"
+    state = small_state(small_gated(**options)) | {"optimizer_history": [{"num_updates": update}]}
+    state["cfg"]["criterion"] = criterion
+    torch.save(state, path)
+    said = prune(path, tmp_path / "out.pt", "--dry-run").err
+    read_mask(str(path))
+    assert (f"warning: the choice of heads is not settled ({reason}" in said) == bool(reason), said
+    assert ("is not settled" in caplog.text) == ("is not settled" in said) == bool(reason)
+
+
+def test_a_stock_checkpoint_has_no_savings(checkpoint, prune, plan_of):
     """But the parameters of the gates."""
     plan = plan_of("--stock")
     before, after = plan["parameters"]
     assert before - after == sum(map(len, [row for rows in OPEN.values() for row in rows]))
     assert all(whole == written > 0 for whole, written in plan["cache_bytes_per_token"].values())
+    text = prune(checkpoint, checkpoint.with_name("x.pt"), "--stock", "--dry-run").out
+    assert f"parameters: {before:,} -> {after:,} (--stock saves neither memory nor time: " in text
+    assert "%" not in text and "cache" not in text
     assert plan["heads"]["enc-self"] == [8, 3]

@@ -103,12 +103,22 @@ def test_options_of_the_methods(on_toy, tmp_path):
     assert "|sents:7|" in few["signature"] and few["scores"] != table("--method", "confidence")["scores"]
 
 
-def test_heat_maps(run, toy, gated_checkpoint, tmp_path):
-    """The names of what is written are on stderr: stdout stays JSON."""
+def test_what_is_written_and_comes_next_is_on_stderr(run, toy, gated_checkpoint, tmp_path):
+    """Stdout stays JSON. The commands that come next run."""
     command = ["headgates", "score", toy.data, "--path", gated_checkpoint, *READ, "--method", "magnitude", "--json"]
     for name in ("maps.png", "maps.svg"):
         plot, out = tmp_path / name, tmp_path / f"{name}.json"
         done = run(*command, "--plot", plot, "--out", out)
-        assert json.loads(done.out) and sorted(done.err.splitlines()) == [f"written: {plot}", f"written: {out}"]
+        assert json.loads(done.out)
+        *written, subset, following = done.err.splitlines()
+        assert subset == "subset: valid (no --gen-subset is given)"
+        assert sorted(written) == [f"written: {plot}", f"written: {out}"]
     assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "maps.svg").read_text()
+    pruned = tmp_path / "pruned.pt"
+    assert following.startswith("next: headgates prune ")
+    done = run(*following.replace(" OUT ", f" {pruned} ").split()[1:])
+    *_, written, following = done.err.splitlines()
+    assert written == f"written: {pruned}" and following.startswith("next: headgates evaluate DATA --path ")
+    done = run(*following.split()[1:3], toy.data, *following.split()[4:], *READ)
+    assert f"{pruned.name} " in done.out and done.err == "subset: test (no --gen-subset is given)\n"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,27 @@ def test_missing_files_are_reported_before_fairseq_is_imported(arguments, headga
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "unsupported", lambda: pytest.fail("it does not look for files first"))
     assert "'no' (No such file or directory): check the path" in headgates(*arguments.split(), code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("show .", "cannot read the checkpoint '.' (it is a folder): give a file"),
+        ("curve . --path it --scores .", "cannot read the score file '.' (it is a folder): give a file"),
+        ("show it --out no/x", "cannot write no/x (No such file or directory): choose another place"),
+        ("prune it no/x", "cannot write no/x (No such file or directory): choose another place"),
+        ("score . --path it --method gate --out it", "it exists: choose another name, or pass --force to overwrite it"),
+    ],
+)
+def test_wrong_paths_are_reported_by_a_process_without_torch(arguments, problem, tmp_path):
+    (tmp_path / "it").touch()
+    code = START.format(arguments.split()) + "; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(USER_DIR.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
+    )
+    assert done.stderr == f"headgates {arguments.split()[0]}: error: {problem}\n"
+    assert "headgates_start" in done.stdout.split() and not {"torch", "fairseq"} & set(done.stdout.split())
 
 
 def test_standard_streams_may_be_closed_or_in_another_encoding(monkeypatch):

@@ -1,11 +1,13 @@
 """Files and folders in the making, links, and what is not a file."""
 
+import logging
 import multiprocessing
 import os
 
 import pytest
 
 from fairseq_headgates.files import check_writable, part_of, replacing, write_whole
+from fairseq_headgates.files.journal import ResumeJournal
 
 FORK = multiprocessing.get_context("fork")  # faster than to import all anew
 
@@ -26,6 +28,15 @@ def test_a_part_is_removed_unless_it_was_renamed(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt), part_of(tmp_path / "x", folder):
         raise KeyboardInterrupt
     assert names(tmp_path) == ["usual", "x"]
+
+
+def test_outputs_are_named_and_partial_results_are_not(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    ResumeJournal(str(tmp_path / "x.part"), "work").discard()
+    write_whole(tmp_path / "x", "text")
+    with pytest.raises(ValueError, match="it was not written"), replacing(tmp_path / "y"):
+        raise ValueError("it was not written")
+    assert caplog.messages == [f"written: {tmp_path / 'x'}"]
 
 
 # Links, and what is not a file

@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 from fairseq_headgates.analysis.agreement import common_types, overlap
 from fairseq_headgates.cli.commands.compare import CompareOptions
-from fairseq_headgates.cli.output import say, without_nan, write
+from fairseq_headgates.cli.output import say, without_nan
 from fairseq_headgates.cli.parser import chosen_types
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import matrix, overlap_table
@@ -25,7 +26,7 @@ def run(options: CompareOptions) -> None:
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
     result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
     if options.out is not None:
-        write(options.out, result + "\n", options.force)
+        write_whole(options.out, result + "\n", options.force)
     text = overlap_table(pairs)
     if len(masks) > 2:
         last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types

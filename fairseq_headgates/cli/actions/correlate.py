@@ -8,8 +8,9 @@ from pathlib import Path
 from fairseq_headgates.analysis.agreement import agreement, common_types
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.commands.correlate import CorrelateOptions
-from fairseq_headgates.cli.output import say, without_nan, write
+from fairseq_headgates.cli.output import say, without_nan
 from fairseq_headgates.cli.parser import chosen_types
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
 from fairseq_headgates.report.tables import agreement_table, matrix
 
@@ -27,7 +28,7 @@ def run(options: CorrelateOptions) -> None:
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(agreed)})
     result = json.dumps([without_nan(pair) for pair in pairs])
     if options.out is not None:
-        write(options.out, result + "\n", options.force)
+        write_whole(options.out, result + "\n", options.force)
     text = agreement_table(pairs)
     if len(tables) > 2 and not options.each_type:
         between = matrix("Spearman", list(tables), {(p["a"], p["b"]): p["spearman"] for p in pairs})

@@ -1,8 +1,8 @@
 """Write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
 import json
+import shlex
 import sys
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,33 +10,30 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
 from fairseq_headgates.attention.modules import gated_modules
-from fairseq_headgates.checkpoints.building import load_model
+from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
-from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
+from fairseq_headgates.cli.choice import chosen_heads
 from fairseq_headgates.cli.commands.prune import PruneOptions
-from fairseq_headgates.cli.output import say, warn, warn_unfinished
+from fairseq_headgates.cli.output import say, then_evaluate, warn
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.evaluation.workers import device_of
-from fairseq_headgates.files import check_writable
-from fairseq_headgates.messages import one_line
+from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.report.tables import removal_table
 
 
-def run(options: PruneOptions) -> None:
-    """Run `headgates prune`."""
+def run(options: PruneOptions) -> str | None:
+    """Run `headgates prune`, and return the command that comes next."""
     refuse_standard_output(options.output)
     if options.inference_dtype is not None and options.stock:
         raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
-    if not options.dry_run:
-        check_writable(options.output, options.force)
     state, model = load_model(options.checkpoint, options.trust, options.arch)
-    warn_unfinished("prune", model)
+    warn_unfinished(state, model)
     mask = chosen_heads(options, model)
     pruned = cut_copy(model, mask)
     values, signature = ({}, "") if options.refit is None else refitted_values(options, model, pruned.model)
     if values is None:  # another worker writes
-        return
+        return None
     if options.stock:
         smaller = stock_checkpoint(state, mask, model, values, pruned)
     else:
@@ -45,7 +42,6 @@ def run(options: PruneOptions) -> None:
             mask,
             optimizer=not options.no_optimizer and options.refit is None,
             model=model,
-            notice=partial(warn, "prune"),
             inference_dtype=options.inference_dtype,
             refitted=values,
             pruned=pruned,
@@ -55,17 +51,16 @@ def run(options: PruneOptions) -> None:
         plan["refit"] = signature
     if not options.dry_run:
         save_checkpoint(smaller, options.output, options.force)
-    end = "nothing written (--dry-run)" if options.dry_run else f"written: {options.output}"
-    if options.json:
-        say(json.dumps(plan))
-        print(one_line(end), file=sys.stderr)
-        return
-    say(removal_table(kept_mask(model), kept_mask(pruned.model)))
-    say("\n".join(removal_notes(plan)))
-    chosen = options.alive is not None or options.scores is not None
-    if not chosen and all(before == kept for before, kept in plan["heads"].values()):
-        say(no_removal(model))
-    say(end)
+    table = removal_table(kept_mask(model), kept_mask(pruned.model))
+    say(json.dumps(plan) if options.json else "\n".join([table, "", *removal_notes(plan, options.stock)]))
+    removed = any(before > kept for before, kept in plan["heads"].values())
+    if not removed and options.alive is None and options.scores is None:
+        warn("prune", no_removal(model, options.checkpoint))
+    if options.dry_run:
+        print("nothing written (--dry-run)", file=sys.stderr)
+    if options.dry_run or not removed:
+        return None
+    return then_evaluate(options.fairseq_arguments() or ["DATA"], f"{options.checkpoint}:{options.output}")
 
 
 def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:
@@ -80,21 +75,24 @@ def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) 
         return (values if session.writes else None), str(session.signature(corpus))
 
 
-def no_removal(model: nn.Module) -> str:
-    """Return why no head is removed without --alive and --scores, and how to choose heads."""
-    choices = "--alive MASK, or --scores FILE --keep N (`headgates score` writes FILE)"
-    if any(gated_modules(model)):
-        return f"no head is removed: no gate is closed; choose heads with a higher --threshold, {choices}"
-    return f"no head is removed: the checkpoint has no gates; choose heads with {choices}"
+def no_removal(model: nn.Module, checkpoint: str) -> str:
+    """Return why no head is removed without --alive and --scores, and what to pass."""
+    gated = any(gated_modules(model))
+    score = shlex.join(["headgates", "score", "DATA", "--path", checkpoint, "--method", "gradient", "--out", "FILE"])
+    return (
+        f"no head is removed, because {'no gate is closed' if gated else 'the checkpoint has no gates'}: pass "
+        f"{'a higher --threshold, or ' * gated}--scores FILE --keep 0.5 after `{score}`, or --alive MASK"
+    )
 
 
-def removal_notes(plan: dict[str, Any]) -> list[str]:
+def removal_notes(plan: dict[str, Any], stock: bool) -> list[str]:
     """Return the plan as lines of text."""
     before, after = plan["parameters"]
-    lines = [f"\nparameters: {before:,} -> {after:,} ({after / before - 1:+.1%})"]
+    saved = "--stock saves neither memory nor time: removed heads are zeros in layers of full size"
+    lines = [f"parameters: {before:,} -> {after:,} ({saved if stock else f'{after / before - 1:+.1%}'})"]
     cached = {"dec-self": "target token and hypothesis", "dec-enc": "source token and sentence"}
     for attention_type, where in cached.items():
-        if attention_type in plan["heads"]:
+        if attention_type in plan["heads"] and not stock:
             sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][attention_type])
             lines.append(f"key/value cache of {attention_type}: {sizes} bytes for each {where}")
     lines += [

@@ -1,5 +1,7 @@
 """Compute importance scores of all heads."""
 
+import shlex
+
 from fairseq_headgates.analysis.options import SCORES, parse_methods
 from fairseq_headgates.cli.commands.score import ScoreOptions
 from fairseq_headgates.cli.session import open_session
@@ -8,8 +10,8 @@ from fairseq_headgates.report.figures import heat_maps
 from fairseq_headgates.report.tables import score_table
 
 
-def run(options: ScoreOptions) -> None:
-    """Run `headgates score`."""
+def run(options: ScoreOptions) -> str | None:
+    """Run `headgates score`, and return the command that comes next."""
     methods = parse_methods(options.method)
     with open_session(options, needs_target=any(SCORES[name].needs_data for name in methods)) as session:
         loaded = session.load(session.only_path())
@@ -20,3 +22,6 @@ def run(options: ScoreOptions) -> None:
             session.say(scores_to_json(tables).rstrip("\n"))
         else:
             session.say("\n\n".join(f"{score_table(table)}\n{table.signature}" for table in tables))
+        words = [session.only_path(), "OUT", "--scores", options.out or "", "--keep", "0.5"]
+        words += ["--method", methods[0]] if len(methods) > 1 else []
+        return shlex.join(["headgates", "prune", *words]) if options.out and session.writes else None

@@ -2,9 +2,10 @@
 
 import json
 
-from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads
+from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads, warn_unfinished
 from fairseq_headgates.cli.commands.show import ShowOptions
-from fairseq_headgates.cli.output import say, warn_unfinished, write
+from fairseq_headgates.cli.output import say
+from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.report.tables import gate_table, open_counts
 
@@ -14,14 +15,14 @@ def run(options: ShowOptions) -> None:
     if options.json and options.out == "-":
         raise ValueError("--json and --out - both go to standard output: choose one, or give --out a file")
     state, model = load_model(options.checkpoint, options.trust, options.arch)
-    warn_unfinished("show", model)
+    warn_unfinished(state, model)
     heads = read_heads(state, options.checkpoint, model)
     alive = heads.gate.map(lambda g: int(g > 0), "alive")
     if options.out == "-":
         say(mask_to_json(alive).rstrip("\n"))
         return
     if options.out is not None:
-        write(options.out, mask_to_json(alive), options.force)
+        write_whole(options.out, mask_to_json(alive), options.force)
     content = {
         "signature": heads.gate.signature,
         "parameters": heads.parameters,

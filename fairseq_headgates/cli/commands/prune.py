@@ -43,6 +43,10 @@ class PruneOptions(Checkpoint, Choice, Refit):
         "--cpu, ...). Of no use to a model that is trained further; OUT has no optimiser state",
     )
 
+    def files_to_write(self) -> dict[str, str]:
+        """Return OUT, unless nothing is written."""
+        return {} if self.dry_run else {"OUT": self.output}
+
     def fairseq_arguments(self) -> list[str] | None:
         """Return DATA of --refit, the checkpoint, and all words that are not options of this command."""
         return None if self.refit is None else [self.refit, "--path", self.checkpoint, *self.rest]

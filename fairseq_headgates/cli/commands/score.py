@@ -14,7 +14,7 @@ from fairseq_headgates.cli.parser import Once
     "--out two.json --plot two.svg",
 )
 class ScoreOptions(FirstSentences, Scores, Output):
-    """Compute importance scores of all heads."""
+    """Compute importance scores of all heads on --gen-subset (default: valid)."""
 
     method: str = option(
         metavar="M[,M...]",

@@ -20,3 +20,7 @@ class ShowOptions(Checkpoint, Output):
         help="write the open heads as a mask file for --alive-heads; - prints it instead of the table",
     )
     json: bool = option(default=False, help="print JSON instead of a table")
+
+    def files_to_write(self) -> dict[str, str]:
+        """Return the mask file, unless it is standard output."""
+        return {} if self.out == "-" else super().files_to_write()

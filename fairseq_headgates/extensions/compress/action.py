@@ -2,19 +2,19 @@
 
 import itertools
 import json
-from functools import partial
 
+from fairseq_headgates.checkpoints.building import warn_unfinished
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
-from fairseq_headgates.cli.output import warn, warn_unfinished, written
+from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
 
 
-def run(options: CompressOptions) -> None:
-    """Run `headgates compress`."""
+def run(options: CompressOptions) -> str | None:
+    """Run `headgates compress`, and return the command that comes next."""
     name, budgets = ("params", options.params) if options.params else ("speedup", options.speedup)
     if options.out and len(budgets) > 1:
         raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
@@ -23,7 +23,7 @@ def run(options: CompressOptions) -> None:
         if timed and session.fairseq.distributed_world_size > 1:
             raise ValueError("speed is measured by one worker: start one, or leave out --speed and --speedup")
         state, model, origin = session.checkpoint(session.only_path())
-        warn_unfinished("compress", model)
+        warn_unfinished(state, model)
         fit, measured = session.corpus(model, options.fit_subset, options.fit_sentences), session.corpus(model)
         if timed:
             session.inference_dtype(model)
@@ -46,14 +46,14 @@ def run(options: CompressOptions) -> None:
                 results[0].plan.mask,
                 optimizer=False,
                 model=model.cpu(),
-                notice=partial(warn, "compress"),
                 inference_dtype=options.inference_dtype,
                 refitted={name: value.cpu() for name, value in results[0].values.items()},
                 neurons=results[0].plan.neurons,
             )
             check_loads(smaller)
             save_checkpoint(smaller, options.out, options.force)
-            written(options.out)
         content = [{**result.results, "signature": str(signature)} for result in results]
         session.plot(options.plot, lambda: drawing.plot(content))
         session.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
+        written = options.out and session.writes
+        return then_evaluate(options.rest, f"{session.only_path()}:{options.out}") if written else None

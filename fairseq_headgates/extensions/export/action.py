@@ -8,13 +8,13 @@ from torch import nn
 
 from fairseq_headgates.attention.cuts import kept_mask, prune
 from fairseq_headgates.attention.modules import head_counts
-from fairseq_headgates.checkpoints.building import load_model
-from fairseq_headgates.cli.choice import chosen_heads, refuse_standard_output
-from fairseq_headgates.cli.output import say, warn_unfinished
+from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
+from fairseq_headgates.cli.choice import chosen_heads
 from fairseq_headgates.extensions.export.command import ConvertOptions
 from fairseq_headgates.extensions.export.ctranslate2 import check_model, check_output, to_ctranslate2
 from fairseq_headgates.extensions.export.dictionaries import load_dictionaries
 from fairseq_headgates.files import read_text
+from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.heads import HeadId, parse_heads
 from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.messages import quoted
@@ -25,13 +25,12 @@ def run(options: ConvertOptions) -> None:
     refuse_standard_output(options.output)
     check_output(Path(options.output), options.force)
     state, model = load_model(options.checkpoint, options.trust, options.arch)
-    warn_unfinished("convert", model)
+    warn_unfinished(state, model)
     pruned = prune(model, chosen_heads(options, model))
     check_model(pruned)
     aligned = [] if options.alignment_heads is None else _alignment_heads(options.alignment_heads, pruned)
     source, target = load_dictionaries(state, options.data or Path(options.checkpoint).parent)
     to_ctranslate2(pruned, source, target, options.output, options.quantization, options.force, aligned)
-    say(f"written: {options.output}")
 
 
 def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:

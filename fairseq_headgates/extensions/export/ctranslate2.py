@@ -24,7 +24,7 @@ from fairseq_headgates.attention.alignments import alignment_of
 from fairseq_headgates.attention.cuts import head_positions
 from fairseq_headgates.attention.features import is_language_model, model_features
 from fairseq_headgates.attention.modules import attention_modules
-from fairseq_headgates.files import part_of, replace_folder
+from fairseq_headgates.files.writing import log_written, part_of, replace_folder
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import quoted
 
@@ -82,6 +82,7 @@ def to_ctranslate2(
     check_alignment_heads(model, alignment_heads)
     spec = _specification(model, source_dictionary, target_dictionary, quantization, alignment_heads)
     _write_folder(spec, output)
+    log_written(output_dir)
 
 
 def check_alignment_heads(model: nn.Module, heads: Sequence[HeadId]) -> None:

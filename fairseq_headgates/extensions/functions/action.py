@@ -12,7 +12,6 @@ from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
 from fairseq_headgates.attention.choice import check_scored
 from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.attention.modules import gate_values, head_counts
-from fairseq_headgates.cli.output import warn
 from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
 from fairseq_headgates.extensions.functions.aligning import Alignments, Weights, align, attention_of, contributions_by
@@ -144,10 +143,9 @@ def _warn_without_mark(session: Session, options: FunctionsOptions, annotations:
     aligned = annotations.links is not None or options.write_alignments is not None
     needed = ("source", "target") if aligned else annotations.trees
     whole = [side for side in needed if subwords_of(getattr(session.task, f"{side}_dictionary").symbols) == "none"]
-    if whole and not annotations.subwords and session.writes:
+    if whole and not annotations.subwords:
         marks = " ".join(mark.text for mark in MARKS.values())
-        warn(
-            options.command,
+        session.warn_once(
             f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each token "
             "counts as a word; if that is right, pass --post-process none; for the numbers of GPT-2's BPE, --bpe gpt2",
         )

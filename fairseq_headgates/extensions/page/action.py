@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from fairseq_headgates import __version__
-from fairseq_headgates.cli.output import check_matplotlib, say, warn, write
+from fairseq_headgates.cli.output import check_matplotlib, warn
 from fairseq_headgates.extensions.page.command import ReportOptions
 from fairseq_headgates.extensions.page.content import Experiment, Training
 from fairseq_headgates.extensions.page.inputs import read_experiment
@@ -43,12 +43,11 @@ def run(options: ReportOptions) -> None:
         animation = gates_gif(found.trainings) if options.gif else None
     write_whole(options.out, page, options.force)
     if options.gif and animation:
-        write(options.gif, animation, options.force)
+        write_whole(options.gif, animation, options.force)
     with_curves = {run.name for run in found.trainings if run.series}
     for folder in {*map(Path, filter(os.path.isdir, options.files))} - {*map(Path, with_curves)}:
         hint = f"save the output of fairseq-train as {folder}/train.log, or train with --log-file"
         warn("report", f"{folder} has no log of its training, so the page has no curves of it: {hint}")
-    say(f"wrote {options.out} ({len(page.encode()) / 2**20:.1f} MB)")
 
 
 def report_page(found: Experiment, command: str) -> str:

@@ -19,6 +19,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, Number
+from fairseq_headgates.safety.checkpoint import as_mapping
 from fairseq_headgates.safety.options import EVALUATED, NUMBERS, is_literal
 
 # Options that this plugin reads besides its own and those of fairseq's transformer.
@@ -67,6 +68,13 @@ def model_options(stored: Mapping[str, Any], model: Any = None) -> argparse.Name
         if name in types:
             setattr(options, name, _checked(name, value, types[name]))
     return options
+
+
+def l0_end(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return {option: the update at which the warm-up of lambda ends}, by the criterion that a checkpoint stores."""
+    stored = as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get("criterion"))
+    parts = (stored.get(name) for name in ("l0_start_update", "l0_warmup_updates"))
+    return {"--l0-warmup-updates": sum(part for part in parts if isinstance(part, int))}
 
 
 def flat_options(stored: Mapping[str, Any]) -> dict[str, Any]:

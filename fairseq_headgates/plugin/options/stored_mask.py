@@ -19,8 +19,8 @@ from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, 
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, HeadOptions, option_value
 from fairseq_headgates.plugin.options.layerdrop import side_of
-from fairseq_headgates.plugin.options.stored import model_options
-from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args
+from fairseq_headgates.plugin.options.stored import l0_end, model_options
+from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.safety.reading import is_checkpoint_file
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def mask_of_checkpoint(path: str) -> HeadTable:
         check_shape(mask, sizes, "its own mask")
         rows = {each: [[1.0] * heads for _ in range(layers)] for each, (layers, heads) in sizes.items()}
         rows.update(mask.values)
-        for attention_type, layer, gates in evaluation_gates(weights, args, path):
+        for attention_type, layer, gates in evaluation_gates(weights, args, path, state):
             of_type = rows.get(attention_type, [])
             row = of_type[layer] if layer < len(of_type) else []
             # With --remove-heads only the remaining heads have gates.
@@ -115,13 +115,16 @@ def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str,
     return sizes
 
 
-def evaluation_gates(weights: Mapping[str, Tensor], args: Any, path: str = "") -> list[tuple[str, int, Tensor]]:
+def evaluation_gates(
+    weights: Mapping[str, Tensor], args: Any, path: str = "", state: Mapping[str, Any] | None = None
+) -> list[tuple[str, int, Tensor]]:
     """Return attention type, number and evaluation gates of every layer with gates, exactly as the model computes them.
 
     Args:
         weights: the weights of a checkpoint
         args: the options of its model
         path: its name, to warn if the training of its gates is unfinished
+        state: the checkpoint, for this warning
     """
     places = {name: attention_type_and_layer(name.removesuffix(GATE)) for name in weights if name.endswith(GATE)}
     names = sorted(places, key=lambda name: (TYPES.index(places[name][0]), places[name][1]))
@@ -132,8 +135,11 @@ def evaluation_gates(weights: Mapping[str, Tensor], args: Any, path: str = "") -
     for layer, name in zip(layers, names, strict=True):
         layer.load_state_dict({"log_alpha": weights[name].reshape(-1)})
     method = options.method(layers, [places[name][0] for name in names])
-    if path and (warning := method.unfinished()):
-        logger.warning(f"{path}: {warning}")
+    if state:
+        updates = updates_of(state)
+        method.set_num_updates(updates if isinstance(updates, int) else 0)
+        if warning := method.unfinished(l0_end(state)):
+            logger.warning(f"{path}: {warning}")
     with torch.no_grad():
         values = method.evaluate(method.log_alpha()).split(method.sizes)
     return [(*places[name], row) for name, row in zip(names, values, strict=True)]

@@ -49,7 +49,7 @@ def reported(experiment, tmp_path_factory):
     """A folder with report.html and gates.gif of all inputs, and what the command printed."""
     folder, printed = tmp_path_factory.mktemp("report"), io.StringIO()
     outputs = [folder / "report.html", "--gif", folder / "gates.gif"]
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stderr(printed):
         assert cli.main(["report", *map(str, [*outputs, *inputs_of(experiment)])]) == 0
     return folder, printed.getvalue()
 
@@ -124,7 +124,7 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
 
 def test_the_gif_has_a_frame_for_each_record(reported):
     folder, printed = reported
-    assert printed.startswith(f"wrote {folder / 'report.html'} (") and printed.endswith(" MB)\n")
+    assert printed.endswith(f"written: {folder / 'report.html'}\nwritten: {folder / 'gates.gif'}\n")
     with Image.open(folder / "gates.gif") as image:
         assert image.n_frames == 7
 
@@ -156,9 +156,11 @@ def test_a_run_folder_without_a_log_is_named(tmp_path, experiment, capsys):
     (tmp_path / "gated").mkdir()
     shutil.copy(experiment / "gated" / "gates.jsonl", tmp_path / "gated")
     assert cli.main(["report", str(tmp_path / "r.html"), f"{tmp_path / 'gated'}/"]) == 0
-    assert "gated has no log of its training, so the page has no curves of it" in one_line(capsys.readouterr().err)
+    warning, written = capsys.readouterr().err.splitlines()
+    assert "gated has no log of its training, so the page has no curves of it" in warning
+    assert written == f"written: {tmp_path / 'r.html'}"
     assert cli.main(["report", str(tmp_path / "other.html"), f"{experiment / 'gated'}/"]) == 0
-    assert not capsys.readouterr().err
+    assert capsys.readouterr().err == f"written: {tmp_path / 'other.html'}\n"
 
 
 def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
