@@ -64,7 +64,10 @@ compared=$(printf ':%s' "$smaller"/{gradient,refit,compressed}.pt "${pruned[@]}"
 smaller evaluation.json evaluate "$out/data-bin" --path "$whole$compared" "${translated[@]}" "${device[@]}" \
   --out "$smaller/evaluation.json"
 smaller functions.json functions "${measured[@]}" --conllu "$out/corpus/valid.en.conllu" --out "$smaller/functions.json"
-smaller attention.json attention "${measured[@]}" --heads 'enc-self:*,dec-enc:*' --out "$smaller/attention.json"
+smaller explanations.json explain "${measured[@]}" --lines 1,2 --out "$smaller/explanations.json"
+smaller attention.json attention "${measured[@]}" --heads 'dec-enc:*' --out "$smaller/attention.json"
+into "$smaller/curve.json" "$(quoted headgates compress "${measured[@]}" --params 0.9,0.8,0.7,0.6,0.5 \
+  --plot "$smaller/curve.svg" --force --json)"
 last_table "$smaller/table.txt" python3 "$recipes/lib" results.demo "$smaller/evaluation.json"
 step "writing the report" headgates report "$out/report.html" "${pruned[@]%/*}" "$models"/{baseline,"$control"} \
-  "$smaller"/{compressed.pt,scores.json,functions.json,attention.json} "$out/results.json" --force
+  "$smaller/compressed.pt" "$smaller"/{evaluation,curve,scores,functions,explanations,attention}.json --force
