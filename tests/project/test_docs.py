@@ -17,6 +17,7 @@ from support.pages import (
     blocks,
     fairseq_options,
     headgates_options,
+    linked_sections,
     links,
     mistakes,
     named_files,
@@ -213,6 +214,17 @@ def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, eith
 @pytest.mark.parametrize("page", **identified(PAGES))
 def test_links_lead_to_files(page):
     assert not [link for link in links(page) if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", **identified(PAGES))
+def test_sections_of_links_exist_and_have_the_numbers_of_their_words(page):
+    """A number may be rounded."""
+    for words, link, text in linked_sections(page):
+        assert text, f"{link}: no such section"
+        for number in re.findall(r"\d+\.\d+", words):
+            decimals = len(number.partition(".")[2])
+            found = {f"{float(each):.{decimals}f}" for each in re.findall(r"\d+\.\d+", text)}
+            assert number in found, f"{link} has no {number}"
 
 
 @pytest.mark.parametrize("page", **identified(PAGES))

@@ -192,6 +192,26 @@ def links(page: Path) -> list[str]:
     return [link.partition("#")[0] for link in found if not link.startswith(("https:", "http:", "#"))]
 
 
+def linked_sections(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the links of a page to sections of pages: (words, link, text of the section)."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for words, name, anchor in re.findall(r"\[([^][]+)\]\(([\w/-]*\.md)?#([\w-]+)\)", text):
+        yield words, f"{name}#{anchor}", section(page.parent / name if name else page, anchor)
+
+
+def section(page: Path, anchor: str) -> str:
+    """Return the text of a section of a page, with its subsections; empty if no heading has this anchor."""
+    parts = re.split(r"^(##+) (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found, depth = "", 0
+    for level, heading, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        if depth and len(level) <= depth:
+            break
+        if re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") == anchor:
+            depth = len(level)
+        found += text if depth else ""
+    return found
+
+
 def named_files(page: Path) -> set[str]:
     """Return the paths below the folders of the repository that a page names, in its text and its blocks."""
     text = page.read_text(encoding="utf-8")
