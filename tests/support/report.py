@@ -56,8 +56,11 @@ def experiment(made_once, run, train, toy, checkpoints):
             "best.json": ["ablate", *data, "--mode", "all-but-one"],
             "curve.json": ["curve", *data, "--by", "magnitude", "--steps", "25,50", "--metric", "nll"],
             "evaluation.json": ["evaluate", *data, *SEARCH, "--sentences", 6],
+            "explanation.json": ["explain", *data, "--lines", 2],
         }.items():
             run("headgates", *command, "--out", folder / name)
+        smaller = run("headgates", "compress", *data, "--params", "0.9,0.8", "--fit-sentences", 20, "--json")
+        (folder / "compressed.json").write_text(smaller.out)
         alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
         run("headgates", "prune", checkpoints["gated"], folder / "pruned.pt", "--alive", alive)
         run("headgates", "compare", alive, folder / "pruned.pt", "--out", folder / "overlap.json")
@@ -68,5 +71,5 @@ def experiment(made_once, run, train, toy, checkpoints):
 def inputs_of(folder):
     """All inputs in the folder."""
     names = "pruned.pt scores.json functions.json attention.json ablation.json best.json curve.json sweep.json".split()
-    names += ["evaluation.json", "overlap.json"]
+    names += ["evaluation.json", "overlap.json", "explanation.json", "compressed.json"]
     return [folder / "gated", folder / "log.txt", *(folder / name for name in names)]

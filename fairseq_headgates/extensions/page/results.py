@@ -17,7 +17,7 @@ from fairseq_headgates.report.tables import p_value_text, rounded
 
 SENTENCES, WORDS, CHARACTERS = 10, 30, 40  # that are shown of translations, of one, and of a word
 # Names of files that say nothing without that of their folder.
-GENERAL = ("pruned", "checkpoint_last", "checkpoint_best", "evaluation", "train", "gates")
+GENERAL = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt", "evaluation.json", "train.log", "gates.jsonl")
 
 
 class Word(NamedTuple):
@@ -53,7 +53,7 @@ def labels(paths: Sequence[str]) -> list[str]:
     found = []
     for path in map(Path, paths):
         stem = path.stem if path.suffix in (".pt", ".json", ".jsonl", ".log", ".txt") else path.name
-        found.append((path.parent.name if stem in GENERAL else stem) or str(path))
+        found.append((path.parent.name if path.name in GENERAL else stem) or str(path))
     return [path if found.count(name) > 1 else name for path, name in zip(paths, found, strict=True)]
 
 

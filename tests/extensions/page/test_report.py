@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 import pytest
 
 from fairseq_headgates.cli.output import picture
+from fairseq_headgates.evaluation.results import Evaluation, Score, Speed
 from fairseq_headgates.extensions.attention_maps.drawing import attention_figure
-from fairseq_headgates.extensions.page import sections
-from fairseq_headgates.extensions.page.content import Experiment
+from fairseq_headgates.extensions.page import results
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.report import text as report_text
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
@@ -232,10 +232,53 @@ def test_scripts_that_matplotlib_cannot_shape(monkeypatch):
     assert choose_fonts(attention_figure(maps_of("a", "é", "ж"))) == ""
 
 
+def evaluation(checkpoint, data="a", predictions=("x y", "z"), parameters=100):
+    """Of two sentences, whose references are those of the first model."""
+    signature = f"data:{data}|split:test|sents:2|ckpt:{checkpoint}"
+    texts = {"predictions": [*predictions], "references": ["x y", "z"]}
+    scores = {"BLEU": Score(50.0, (40.0, 60.0), "case:mixed|tok:13a"), "chrF2": Score(50.0, (40.0, 60.0), "case:mixed")}
+    heads = {"heads": {"total": (parameters // 10, 10)}, "layers": {}, "parameters": parameters}
+    speed = Speed("words", 1000.0 / parameters)
+    return Evaluation(
+        checkpoint=checkpoint, **heads, losses={}, subset="test", scores=scores, **texts, speed=speed,
+        signature=signature,
+    )  # fmt: skip
+
+
 def test_only_evaluations_of_the_same_data_share_a_table():
-    """Two texts may have as many blocks; their signatures tell them apart."""
-    one = {"subset": "test", "heads": {"total": [1, 2]}, "parameters": 3, "losses": {}, "scores": {}, "speed": None}
-    found = Experiment()
-    for name, data in {"a": "text-en", "b": "text-ru", "c": "text-en"}.items():
-        found.evaluations.append((name, {**one, "signature": f"data:{data}|split:test|sents:9|ckpt:{name}"}))
-    assert [figure.title for figure in sections._evaluations(found)] == ["test, 2 evaluated", "test, 1 evaluated"]
+    """Two texts may have as many sentences; their signatures tell them apart."""
+    found = [evaluation(name, split) for name, split in (("a", "en"), ("b", "ru"), ("c", "en"))]
+    for each in found:
+        object.__setattr__(each, "references", None)
+    assert [[each.checkpoint for each in group] for group in results.groups(found)] == [["a", "c"], ["b"]]
+
+
+def test_what_a_smaller_model_costs_and_saves(few_resamplings):
+    group = [
+        evaluation("whole/checkpoint_last.pt"),
+        evaluation("small.pt", predictions=("x w y", "z"), parameters=70),
+        evaluation("same.pt", parameters=80),
+    ]
+    assert results.headline(group).startswith(
+        "small keeps 7 of 10 heads and has 30% fewer parameters than whole. BLEU: 50.00 (95% interval 40.00 to 60.00) "
+        "instead of 50.00, p "
+    )
+    assert results.headline(group).endswith(". Speed: 1.43 times.")
+    assert results.headline(group[:1]) == ""
+    found = results.compare(group)
+    assert found.header == ["model", "heads", "parameters"] + [
+        title for name in ("BLEU", "chrF2") for title in (name, f"change of {name}")
+    ] + ["words/s"]  # fmt: skip
+    assert [row[:3] for row in found.rows] == [
+        ["whole", "10/10", "100"], ["small", "7/10", "70 (-30%)"], ["same", "8/10", "80 (-20%)"],
+    ]  # fmt: skip
+    number, rows = found.sentences[0]
+    assert (number, [name for name, _ in rows]) == (1, ["reference", "whole", "small", "same"])
+    assert [(word.text, word.changed) for word in rows[2][1]] == [("x", False), ("w", True), ("y", False)]
+    assert rows[3][1] is None
+
+
+def test_short_names_of_files():
+    names = ["out/gated/checkpoint_last.pt", "out/small.pt", "out/gated", "a/scores.json", "b/scores.json"]
+    assert results.labels(names[1:4]) == ["small", "gated", "scores"]
+    assert results.labels(names) == [names[0], "small", "out/gated", "a/scores.json", "b/scores.json"]

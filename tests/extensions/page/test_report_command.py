@@ -62,15 +62,17 @@ def page(reported):
 def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
     found = Page(page)
     names = (
-        "heads bleu translations overlap functions scores ablation training attention distribution reproduce".split()
-    )
+        "results compression heads curves overlap functions scores ablation training explanations attention "
+        "distribution reproduce"
+    ).split()
     assert list(found.texts)[1:] == names
-    assert "sentence 6\nreference" in found.texts["translations"] and "chrF2" in found.texts["translations"]
+    assert "sentence 6\n" in found.texts["results"] and "reference" in found.texts["results"]
+    assert "chrF2" in found.texts["results"] and "parameters kept (%)" in found.texts["compression"]
     assert "by chance" in found.texts["overlap"] and "heads in common (Jaccard index)" in found.texts["overlap"]
-    assert "pruned.pt: 20 of 24 heads" in found.texts["heads"]
+    assert ": 20 of 24 heads" in found.texts["heads"]
     assert "in total" not in found.texts["heads"] and "enc-self (encoder self-attention)" in found.texts["heads"]
     for name in ("all_heads12", "30.00 (29.00..31.00)", "26.00 (25.00..27.00)", "total heads kept"):
-        assert name in found.texts["bleu"]
+        assert name in found.texts["curves"]
     assert "magnitude" in found.texts["scores"] and "gradient-unit:sentence" in found.texts["scores"]
     assert "each head masked" in found.texts["ablation"] and "BLEU" in found.texts["ablation"]
     assert "P(gate = 0)" in found.texts["training"] and "bits per target token" in found.texts["training"]
@@ -91,8 +93,8 @@ def test_the_page_loads_no_external_resources(page):
 
 def test_every_figure_has_its_table(page):
     """Maps are tables themselves, and the numbers of the distribution are below it."""
-    for section in ("heads", "bleu", "functions", "scores", "ablation", "training"):
-        part = page.split(f'<section id="{section}">')[1].split("</section>")[0]
+    for section in ("compression", "curves", "functions", "scores", "ablation", "training"):
+        part = page.split(f'<section id="{section}"')[1].split("</section>")[0]
         figures = part.split('<figure class="panel">')[1:]
         assert figures and all("<pre" in figure for figure in figures), section
 
