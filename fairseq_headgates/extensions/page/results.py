@@ -81,6 +81,7 @@ def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]
     """Return the columns of a model: size, scores, each followed by its change, speed, and loss."""
     cells = cells_of(model.as_json())
     row = {"heads": cells["heads"], "parameters": cells["parameters"]}
+    row |= {title: cell for title, cell in cells.items() if title.endswith("/s")}
     if changes:
         row["parameters"] += f" ({rounded(model.parameters / first.parameters - 1, '+.0%')})"
     losses = {f"loss {subset}": f"{subset} bits/{loss.unit}" for subset, loss in model.losses.items()}
@@ -89,7 +90,7 @@ def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]
         if name in changes:
             value = rounded(changes[name].value, "+.4f" if name in losses else "+.2f")
             row[f"change of {title}"] = f"{value} (p {p_value_text(changes[name].p)})"
-    return row | {title: cell for title, cell in cells.items() if title.endswith("/s")}
+    return row
 
 
 def headline(group: Sequence[Evaluation]) -> str:
@@ -111,7 +112,7 @@ def headline(group: Sequence[Evaluation]) -> str:
         )
         text += f", p {p_value_text(change.p)}"
     if whole.speed and model.speed:
-        text += f". Speed: {model.speed.per_second / whole.speed.per_second:.2f} times"
+        text += f", and {model.speed.per_second / whole.speed.per_second:.2f} times as fast"
     return f"{text}."
 
 
@@ -135,9 +136,10 @@ def _sentences(group: Sequence[Evaluation], names: Sequence[str]) -> list[Senten
 
 
 def _words(text: str, first: str | None = None) -> list[Word]:
-    """Return the words of a translation, those marked that another one does not have at this place."""
+    """Return the words of a translation, with marks on those that another one lacks, and [...] for those it adds."""
     words, before = text.split(), text.split() if first is None else first.split()
-    blocks = SequenceMatcher(None, before, words, False).get_matching_blocks()
-    same = {j for _, start, size in blocks for j in range(start, start + size)}
-    found = [Word(word[:CHARACTERS] + "…" * (len(word) > CHARACTERS), j not in same) for j, word in enumerate(words)]
+    found: list[Word] = []
+    for change, _, _, start, end in SequenceMatcher(None, before, words, False).get_opcodes():
+        shown = words[start:end] or ["[...]"]
+        found += [Word(word[:CHARACTERS] + "…" * (len(word) > CHARACTERS), change != "equal") for word in shown]
     return [*found[:WORDS], Word("…", False)] if len(found) > WORDS else found

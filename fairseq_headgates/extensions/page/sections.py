@@ -49,7 +49,8 @@ TITLES_AND_INTROS = {
     "results": (
         "Results",
         "Scores of models on the same data with 95% confidence intervals, and changes from the first model with their "
-        "p-value. In translations, words that the first model does not have at this place are marked.",
+        "p-value. Words of a translation that the first model does not have at this place are marked; [...]: words "
+        "that only the first model has.",
     ),
     "compression": (
         "Compression",

@@ -263,12 +263,11 @@ def test_what_a_smaller_model_costs_and_saves(few_resamplings):
         "small keeps 7 of 10 heads and has 30% fewer parameters than whole. BLEU: 50.00 (95% interval 40.00 to 60.00) "
         "instead of 50.00, p "
     )
-    assert results.headline(group).endswith(". Speed: 1.43 times.")
+    assert results.headline(group).endswith(", and 1.43 times as fast.")
     assert results.headline(group[:1]) == ""
     found = results.compare(group)
-    assert found.header == ["model", "heads", "parameters"] + [
-        title for name in ("BLEU", "chrF2") for title in (name, f"change of {name}")
-    ] + ["words/s"]  # fmt: skip
+    scores = ["BLEU", "change of BLEU", "chrF2", "change of chrF2"]
+    assert found.header == ["model", "heads", "parameters", "words/s", *scores]
     assert [row[:3] for row in found.rows] == [
         ["whole", "10/10", "100"], ["small", "7/10", "70 (-30%)"], ["same", "8/10", "80 (-20%)"],
     ]  # fmt: skip
@@ -276,6 +275,7 @@ def test_what_a_smaller_model_costs_and_saves(few_resamplings):
     assert (number, [name for name, _ in rows]) == (1, ["reference", "whole", "small", "same"])
     assert [(word.text, word.changed) for word in rows[2][1]] == [("x", False), ("w", True), ("y", False)]
     assert rows[3][1] is None
+    assert [word for word, _ in results._words("x", "x y z")] == ["x", "[...]"]
 
 
 def test_short_names_of_files():
