@@ -250,7 +250,8 @@ def test_named_options_exist():
     files = [file for folder in ("recipes", "benchmarks") for file in (ROOT / folder).rglob("*") if file.is_file()]
     scripts = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".sh"))
     others = {"--no-build-isolation", "--inplace", "--distributed"}  # of pip, jupyter; a prefix of several
-    others |= {"--strict", "--build-arg", "--ipc", "--wrap"}  # of twine, docker, sbatch
+    others |= {"--strict", "--build-arg", "--ipc", "--wrap", "--version"}  # of twine, docker, sbatch, headgates itself
+    others |= {"--no-python", "--nproc-per-node"}  # of torchrun
     named = {option: page.name for page in PAGES for option in named_options(page)}
     assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
 
