@@ -246,6 +246,7 @@ def test_named_options_exist():
     scripts = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".sh"))
     others = {"--no-build-isolation", "--inplace", "--distributed"}  # of pip, jupyter; a prefix of several
     others |= {"--strict", "--build-arg", "--ipc", "--wrap"}  # of twine, docker, sbatch
+    others |= {"--nproc-per-node", "--no-python"}  # of torchrun
     named = {option: page.name for page in PAGES for option in named_options(page)}
     assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
 
