@@ -108,7 +108,7 @@ def _stars(p: float | None) -> str:
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
     """Format pruning curves: percent removed, heads kept, loss and perplexity, BLEU or accuracy of each point."""
-    metric = next((name for name in ("ppl", "accuracy", "bleu") if any(name in p for p in points)), "")
+    metric = next((name for name in ("ppl", "accuracy", "bleu") if any(p.get(name) is not None for p in points)), "")
     header = [
         "removed",
         "heads",

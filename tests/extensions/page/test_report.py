@@ -117,6 +117,8 @@ def test_curves():
         "-------  -----  ----------  ----",
         "0%           2      2.0000     -",
     ]
+    losses = [{**point, "bleu": None} for point in points()[:1]]
+    assert curve_table(losses).splitlines()[1].split() == ["removed", "heads", "bits/token"]
     pytest.importorskip("matplotlib")
     loss, bleu = curve_plot(points()[:2]).axes
     assert loss.lines[0].get_xydata().tolist() == [[0, 2], [50, 2.5]]
