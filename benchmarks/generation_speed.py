@@ -115,11 +115,8 @@ SPEED = {  # unit, key of the figure, format
     "beam": ("tokens/s", "tokens_per_s", ",.0f"),
     "corpus": ("tokens/s", "tokens_per_s", ",.0f"),
 }
-ENGINES = {  # in figures: name and colour, by the beginning of the variant
-    "stock": ("fairseq", "0.65"),
-    "ctranslate2": ("CTranslate2", "C0"),
-    "": ("fairseq-headgates", "C1"),
-}
+# In figures: name and colour, by the beginning of the variant.
+ENGINES = {"stock": ("fairseq", "0.65"), "ctranslate2": ("CTranslate2", "C0"), "": ("fairseq-headgates", "C1")}
 OF_CORPUS = [("first", "first_tokens_per_s", 1, ",.0f"), ("tokens", "tokens", 1, ",d")]
 COSTS = [
     ("cache MiB", "cache_bytes", MIB, ".2f"),
@@ -373,13 +370,11 @@ def plot(result: dict, file: str) -> None:
     figure = Figure(figsize=(9, 0.7 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, (name, row) in enumerate(rows):
-        _, color = engine(name)
-        axes.barh(place, row["tokens_per_s"], color=color)
+        axes.barh(place, row["tokens_per_s"], color=engine(name)[1])
         relative = f" ({row['speed_to_stock']:.2f} x)" if "speed_to_stock" in row else ""
         axes.text(row["tokens_per_s"], place, f" {row['tokens_per_s']:,.0f}{relative}", va="center")
     axes.set_yticks(range(len(rows)), [engine(name)[0] for name, _ in rows])
-    axes.invert_yaxis()
-    axes.set(xlabel=f"tokens per second, {batch} sentences, beam {result['beam']}")
+    axes.set(xlabel=f"tokens per second, {batch} sentences, beam {result['beam']}", ylim=(len(rows) - 0.4, -0.6))
     axes.margins(x=0.18)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file)

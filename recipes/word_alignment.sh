@@ -4,8 +4,8 @@
 #
 #   recipes/word_alignment.sh [--dry-run] OUT_DIR
 #
-# Downloads the package bible-alignments 0.4.2 (9 MB; the links CC BY 4.0, the English text in the public domain), trains a
-# small Greek-English model on all 7,919 verses with recipes/translation.sh, and aligns 1,000 of these verses: word
+# Downloads the package bible-alignments 0.4.2 (9 MB; the links CC BY 4.0, the English text in the public domain), trains
+# a small Greek-English model on all 7,919 verses with recipes/translation.sh, and aligns 1,000 of these verses: word
 # aligners, too, align the text that they are trained on. Then it removes half of the heads by each of six scores, with
 # and without refit (one head of every layer stays), and aligns again. The best head is chosen on 500 other verses. If
 # eflomal is installed (pip install eflomal), it aligns the same text. The last output is a table of alignment error

@@ -90,7 +90,8 @@ def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]
         if name in changes:
             value = rounded(changes[name].value, "+.4f" if name in losses else "+.2f")
             row[f"change of {title}"] = f"{value} (p {p_value_text(changes[name].p)})"
-    return row
+    perplexities = {title: cell for title, cell in cells.items() if title.endswith(("perplexity", "per word"))}
+    return row | ({} if model.scores else perplexities)
 
 
 def headline(group: Sequence[Evaluation]) -> str:
