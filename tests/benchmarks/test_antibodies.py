@@ -33,8 +33,8 @@ def test_they_are_fairseqs_roberta_and_lose_heads(tmp_path):
         stock.load_state_dict(weights)
         tokens = torch.randint(4, SYMBOLS, (3, 100), generator=torch.Generator().manual_seed(0))
         assert torch.equal(stock(tokens)[0], build_model(state)(tokens)[0])
-        save_checkpoint(stock_checkpoint(state, MASK), str(tmp_path / "stock.pt"))
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "stock.pt"))  # fairseq knows all names
+        save_checkpoint(stock_checkpoint(state, MASK), str(tmp_path / f"{chain}-stock.pt"))
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / f"{chain}-stock.pt"))  # fairseq knows all names
 
         rows = json.loads((tmp_path / f"{chain}-losses.json").read_text())
         assert [row["heads"]["total"][0] for row in rows[:7]] == [32, 24, 24, 16, 16, 8, 8]

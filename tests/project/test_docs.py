@@ -252,6 +252,7 @@ def test_named_options_exist():
     others = {"--no-build-isolation", "--inplace", "--distributed"}  # of pip, jupyter; a prefix of several
     others |= {"--strict", "--build-arg", "--ipc", "--wrap", "--version"}  # of twine, docker, sbatch, headgates itself
     others |= {"--no-python", "--nproc-per-node"}  # of torchrun
+    others |= {"--gpt2-encoder-json", "--gpt2-vocab-bpe"}  # of --bpe gpt2
     named = {option: page.name for page in PAGES for option in named_options(page)}
     assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
 
