@@ -50,7 +50,9 @@ def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, check
 
 def test_parameters_are_those_of_a_checkpoint_without_the_heads(on_toy, headgates, checkpoints, tmp_path):
     options = ["--by", "magnitude", "--metric", "nll", "--steps", "0,50,100", "--types", "all", "--json"]
+    options += ["--tsv", tmp_path / "c.tsv"]
     points = json.loads(on_toy("curve", *options, checkpoint=checkpoints["mixed"]))
+    assert (tmp_path / "c.tsv").read_text().partition("\n")[0].endswith("\tparameters\tnll")  # no column without values
     for point in points:
         mask, pruned = tmp_path / "mask.json", tmp_path / "pruned.pt"
         mask.write_text(json.dumps(point["mask"]))

@@ -132,6 +132,10 @@ def _curves(options: CurveOptions, scores: HeadTable) -> dict[str, tuple[str, ..
 
 def tsv(points: Sequence[Mapping[str, Any]]) -> str:
     """Return points as lines of values separated by tabs, after a line of names."""
-    names = [name for name in points[0] if name not in ("unit", "mask", "measured") and "signature" not in name]
+    names = [
+        name
+        for name, value in points[0].items()
+        if name not in ("unit", "mask", "measured") and "signature" not in name and (name, value) != ("bleu", None)
+    ]
     lines = [[("" if point[name] is None else str(point[name])) for name in names] for point in points]
     return "".join("\t".join(line) + "\n" for line in [names, *lines])

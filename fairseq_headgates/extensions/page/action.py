@@ -71,8 +71,8 @@ def report_page(found: Experiment, command: str) -> str:
     if any(training.gates for training in found.trainings):
         gated = gated or DISTRIBUTION
     page = templates("page").get_template("report.html").render(
-        sections=sections(found), texts=TITLES_AND_INTROS, titles=TITLES, inputs=found.inputs, command=command,
-        inline=inline, version=__version__, headline=sentence(found),
+        sections=sections(found), texts=TITLES_AND_INTROS, titles=TITLES, command=command,
+        inputs=[*dict.fromkeys(found.inputs)], inline=inline, version=__version__, headline=sentence(found),
         distribution=gated and dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
     page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_headgates.evaluation.results import Evaluation, differences
 from fairseq_headgates.evaluation.statistics import Difference
+from fairseq_headgates.extensions.page.content import Input
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.report.evaluations import cells_of
 from fairseq_headgates.report.tables import p_value_text, rounded
@@ -55,6 +57,27 @@ def labels(paths: Sequence[str]) -> list[str]:
         stem = path.stem if path.suffix in (".pt", ".json", ".jsonl", ".log", ".txt") else path.name
         found.append((path.parent.name if path.name in GENERAL else stem) or str(path))
     return [path if found.count(name) > 1 else name for path, name in zip(paths, found, strict=True)]
+
+
+def checkpoints_of(inputs: Sequence[Input]) -> dict[str, str]:
+    """Return the checkpoint of each file whose signatures all name the same one."""
+    found: dict[str, set[str]] = {}
+    for each in inputs:
+        found.setdefault(each.name, set()).add(Signature.parse(each.signature).parts.get("ckpt", ""))
+    return {path: min(of_file) for path, of_file in found.items() if len(of_file) == 1 and "" not in of_file}
+
+
+def names_of(checkpoints: Mapping[str, str], files: Sequence[tuple[str, Any]]) -> list[str]:
+    """Return a short name for each of several (file, result): that of the checkpoint of the file, if it is known.
+
+    Files of the same checkpoint are told apart by their own names.
+    """
+    paths = list(dict.fromkeys(path for path, _ in files))
+    known = list(dict.fromkeys(checkpoints[path] for path in paths if path in checkpoints))
+    of_file, of_model = (dict(zip(each, labels(each), strict=True)) for each in (paths, known))
+    names = {path: of_model.get(checkpoints.get(path, ""), of_file[path]) for path in paths}
+    shared = {name for name, number in Counter(names.values()).items() if number > 1}
+    return [f"{names[path]} ({of_file[path]})" if names[path] in shared else names[path] for path, _ in files]
 
 
 def groups(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:

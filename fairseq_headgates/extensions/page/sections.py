@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fairseq_headgates.extensions.page.content import Experiment, ModelHeads, Training
@@ -25,8 +26,16 @@ from fairseq_headgates.extensions.page.panels import (
     sweep_panels,
     training_panels,
 )
-from fairseq_headgates.extensions.page.results import Comparison, compare, groups, headline, labels
-from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, HeadTable, Signature
+from fairseq_headgates.extensions.page.results import (
+    Comparison,
+    checkpoints_of,
+    compare,
+    groups,
+    headline,
+    labels,
+    names_of,
+)
+from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, HeadTable
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
@@ -44,6 +53,7 @@ from fairseq_headgates.report.tables import (
 )
 from fairseq_headgates.report.text import text_style
 
+Names = Callable[[Sequence[tuple[str, Any]]], list[str]]  # `names_of` with its checkpoints
 FRAMES = 100  # steps of the animation
 TITLES_AND_INTROS = {
     "results": (
@@ -74,7 +84,7 @@ TITLES_AND_INTROS = {
     ),
     "scores": (
         "Importance of heads",
-        "A higher score, and a darker cell, means a more important head.",
+        "A higher score, and a stronger colour, means a more important head.",
     ),
     "ablation": ("Ablation", "Increase of the loss when heads are masked."),
     "training": (
@@ -147,46 +157,43 @@ def sentence(found: Experiment) -> str:
 
 def sections(found: Experiment) -> dict[str, list[Figure]]:
     """Return the figures of each section that has some, with figures for everything in the experiment."""
+    of_files, of_models = partial(names_of, {}), partial(names_of, checkpoints_of(found.inputs))
     figures: dict[str, list[Figure]] = {
         "results": [*_results(found)],
-        "compression": [*_compressions(found.compressions)],
+        "compression": [*_compressions(found.compressions, of_models)],
         "heads": [*_heads(found.models)],
-        "curves": [*_each(_sweep, found.sweeps), *_each(_curve, found.curves)],
-        "overlap": [*_each(_overlap, found.overlaps)],
-        "functions": [*_functions_by_checkpoint(found.functions), *_each(_functions, found.functions)],
+        "curves": [*_each(_sweep, found.sweeps, of_files), *_each(_curve, found.curves, of_files)],
+        "overlap": [*_each(_overlap, found.overlaps, of_files)],
+        "functions": [
+            *_functions_by_checkpoint(found.functions, of_models),
+            *_each(_functions, found.functions, of_models),
+        ],
         "scores": [
             Figure(f"{table.name} ({name})", score_table(table), score_grids(table), note=table.signature)
-            for name, (_, table) in zip(_labels(found.scores), found.scores, strict=True)
+            for name, (_, table) in zip(of_models(found.scores), found.scores, strict=True)
         ],
-        "ablation": [*_each(_ablation, found.ablations)],
+        "ablation": [*_each(_ablation, found.ablations, of_models)],
         "training": [*_trainings(found.trainings)],
         "explanations": [
             Figure(f"{name}, sentence {number}", explained=explained)
-            for name, (_, sentences) in zip(_labels(found.explanations), found.explanations, strict=True)
+            for name, (_, sentences) in zip(of_models(found.explanations), found.explanations, strict=True)
             for number, explained in sentences.items()
         ],
         "attention": [
             Figure(f"{name}, sentence {number}", maps=by_type(maps))
-            for name, (_, sentences) in zip(_labels(found.attention), found.attention, strict=True)
+            for name, (_, sentences) in zip(of_models(found.attention), found.attention, strict=True)
             for number, maps in sentences.items()
         ],
     }
     return {name: of_section for name, of_section in figures.items() if of_section}
 
 
-def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]]) -> Iterator[Figure]:
+def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]], names: Names) -> Iterator[Figure]:
     """Yield a figure for each of several files."""
-    for name, (path, content) in zip(_labels(files), files, strict=True):
+    for name, (path, content) in zip(names(files), files, strict=True):
         with _complete(path):
             drawn = figure(name, content)
         yield drawn
-
-
-def _labels(files: Sequence[tuple[str, Any]]) -> list[str]:
-    """Return a short name for each of several results, the same for those of one file."""
-    paths = list(dict.fromkeys(path for path, _ in files))
-    names = dict(zip(paths, labels(paths), strict=True))
-    return [names[path] for path, _ in files]
 
 
 def _results(found: Experiment) -> Iterator[Figure]:
@@ -195,22 +202,22 @@ def _results(found: Experiment) -> Iterator[Figure]:
     for group in groups([each for _, each in found.evaluations]):
         with _complete(paths[id(group[0])]):
             comparison = compare(group)
-        yield Figure(f"{len(group)} models on the subset {comparison.subset}", comparison=comparison)
+        number = f"{len(group)} model{'s' * (len(group) > 1)}"
+        yield Figure(f"{number} on the subset {comparison.subset}", comparison=comparison)
 
 
-def _compressions(files: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Figure]:
+def _compressions(files: Sequence[tuple[str, Mapping[str, Any]]], names: Names) -> Iterator[Figure]:
     """Draw the models of each file of `headgates compress --json`."""
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for path, each in files:
         by_path.setdefault(path, []).append(each)
-    for name, (path, found) in zip(labels([*by_path]), by_path.items(), strict=True):
+    for name, (path, found) in zip(names([*by_path.items()]), by_path.items(), strict=True):
         with _complete(path):
             rows = [
                 [" and ".join(each["units"]), f"{each['parameters'][1]:,}", f"{each['loss'][1]:.4f}"] for each in found
             ]
-            whole = Signature.parse(str(found[0]["signature"])).parts.get("ckpt", path)
             drawn = Figure(
-                f"Smaller versions of {labels([whole])[0]} ({name})",
+                f"Smaller versions of {name}",
                 text_table(["removed", "parameters", f"bits per {found[0]['unit']}"], rows),
                 plots=_drawn(compression_panels(found)),
                 note=str(found[0]["signature"]),
@@ -268,12 +275,12 @@ def _functions(name: str, result: Mapping[str, Any]) -> Figure:
     return Figure(name, function_table(result), function_grids(result) if some else {}, note=str(result["signature"]))
 
 
-def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Figure]:
+def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]], names: Names) -> Iterator[Figure]:
     """Compare the functions of the heads that several checkpoints keep."""
     if len(functions) < 2:
         return
     counts: dict[str, dict[str, dict[str, int]]] = {}
-    for name, (path, result) in zip(_labels(functions), functions, strict=True):
+    for name, (path, result) in zip(names(functions), functions, strict=True):
         with _complete(path):
             for attention_type in result["heads"]:
                 counts.setdefault(attention_type, {})[name] = group_counts(result, attention_type)
@@ -282,7 +289,7 @@ def _functions_by_checkpoint(functions: Sequence[tuple[str, Mapping[str, Any]]])
         for attention_type, by_name in counts.items()
         for name, number in by_name.items()
     ]
-    table, plots = text_table(["type", "file", "open", *GROUPS, "none"], rows), _drawn(function_panels(counts))
+    table, plots = text_table(["type", "model", "open", *GROUPS, "none"], rows), _drawn(function_panels(counts))
     yield Figure("Functions of the heads of each checkpoint", table, plots=plots, note=GROUPS_NOTE)
 
 

@@ -8,6 +8,7 @@ from fairseq_headgates.cli.output import picture
 from fairseq_headgates.evaluation.results import Evaluation, Score, Speed
 from fairseq_headgates.extensions.attention_maps.drawing import attention_figure
 from fairseq_headgates.extensions.page import results
+from fairseq_headgates.extensions.page.content import Input
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 from fairseq_headgates.report import text as report_text
 from fairseq_headgates.report.figures import curve_plot, heat_map, heat_maps
@@ -284,3 +285,14 @@ def test_short_names_of_files():
     names = ["out/gated/checkpoint_last.pt", "out/small.pt", "out/gated", "a/scores.json", "b/scores.json"]
     assert results.labels(names[1:4]) == ["small", "gated", "scores"]
     assert results.labels(names) == [names[0], "small", "out/gated", "a/scores.json", "b/scores.json"]
+
+
+def test_results_are_named_by_their_checkpoint():
+    """Not by that of one of several, and by their file, too, if another has the same."""
+    signed = [("f.json", "run/a.pt"), ("g.json", "run/a.pt"), ("h.json", "b.pt"), ("several.json", "b.pt")]
+    inputs = [Input(name, "scores", f"gradient|ckpt:{checkpoint}") for name, checkpoint in signed]
+    inputs += [Input("several.json", "scores", "gradient|ckpt:c.pt"), Input("own.json", "scores")]
+    known = results.checkpoints_of(inputs)
+    files = [(name, None) for name in ("g.json", "g.json", "h.json", "several.json", "own.json")]
+    assert results.names_of(known, files) == ["a", "a", "b", "several", "own"]
+    assert results.names_of(known, [("f.json", None), ("g.json", None)]) == ["a (f)", "a (g)"]

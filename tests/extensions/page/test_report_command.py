@@ -78,6 +78,11 @@ def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
     assert "P(gate = 0)" in found.texts["training"] and "bits per target token" in found.texts["training"]
     assert "dec-enc layer 0 head 3" in found.texts["attention"] and "</s>" in found.texts["attention"]
     assert "headgates report" in found.texts["reproduce"]
+    assert found.texts["reproduce"].count("compressed.json: compressed") == 1  # of several models with a signature
+    for section, heading in (("functions", ""), ("explanations", ", sentence 2"), ("attention", ", sentence 1")):
+        part = page.split(f'<section id="{section}"')[1].split("</section>")[0]
+        assert f"<figcaption>checkpoint_gated{heading}</figcaption>" in part, section
+    assert "\n1 model on the subset valid\n" in found.texts["results"]
     for path in inputs_of(experiment):
         assert str(path) in found.texts["reproduce"]
 
@@ -231,14 +236,15 @@ def test_functions_of_several_checkpoints_are_one_chart_for_each_type(tmp_path, 
     data = json.loads((experiment / "functions.json").read_text())
     fewer = json.loads(json.dumps(data))
     fewer["heads"]["enc-self"][0][0] = None
-    for name, content in (("whole", data), ("pruned", fewer)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    headgates("report", tmp_path / "r.html", tmp_path / "whole.json", tmp_path / "pruned.json")
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    for file, name, content in zip(files, ("whole", "half"), (data, fewer), strict=True):
+        file.write_text(json.dumps({**content, "signature": f"ckpt:{name}.pt"}))
+    headgates("report", tmp_path / "r.html", *files)
     text = (tmp_path / "r.html").read_text()
     assert text.count("open heads by function") >= len(data["heads"])
     rows = [line.split() for line in text.splitlines() if line.startswith("enc-self ")]
-    opened = {row[1]: int(row[2]) for row in rows if row[1] in ("whole", "pruned")}
-    assert opened["pruned"] == opened["whole"] - 1
+    opened = {row[1]: int(row[2]) for row in rows if row[1] in ("whole", "half")}
+    assert opened["half"] == opened["whole"] - 1
 
 
 def test_colours_of_lines_can_be_seen_on_both_pages():
