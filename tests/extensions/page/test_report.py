@@ -51,6 +51,7 @@ def test_heat_map_has_one_panel_per_type(tmp_path):
     figure = heat_map(OPEN.map(lambda p: 1 - p, "P(gate = 0)"))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[:2] == ["enc-self", "dec-enc"]
+    assert all(axes.yaxis_inverted() for axes in figure.axes[:2])  # layer 0 on top
     (cells,) = figure.axes[0].collections  # rectangles, not a raster that viewers would blur
     assert not figure.axes[0].images and cells.get_array().tolist()[0] == pytest.approx([0.01, 0.99])
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.01", "0.99", "0.3", "0.1"]
