@@ -33,6 +33,12 @@ def test_curves_of_one_model_have_a_row_for_each_score(tmp_path, capsys):
     assert found[2:] == [["gradient", "20.00", "-", "10.00"], ["ablation", "20.00", "10.00", "-"]]
 
 
+def test_curves_without_bleu_are_refused(tmp_path):
+    (tmp_path / "c.tsv").write_text("checkpoint\tby\ttypes\tremoved\tnll\nm.pt\tx\tall\t0\t1.0\n")
+    with pytest.raises(ValueError, match="c.tsv has no BLEU: run headgates curve with --metric bleu"):
+        curves.read([str(tmp_path / "c.tsv")])
+
+
 @pytest.fixture
 def metric_of(tmp_path):
     """metric_of(CODE): a command that runs some Python; its path has a blank."""

@@ -22,6 +22,8 @@ def read(paths: list[str]) -> dict[tuple[str, str], dict[float, float]]:
     for path in paths:
         text = read_text(path, "the curve", "give a file of headgates curve --tsv")
         for row in csv.DictReader(lines_of(text), delimiter="\t"):
+            if not row.get("bleu"):
+                raise ValueError(f"{path} has no BLEU: run headgates curve with --metric bleu")
             if row["types"] == "all":
                 curve = found.setdefault((row["checkpoint"], row["by"]), {})
                 curve[float(row["removed"])] = float(row["bleu"])
