@@ -70,9 +70,10 @@ def report_page(found: Experiment, command: str) -> str:
     gated = next((model.distribution for model in found.models if model.distribution), None)
     if any(training.gates for training in found.trainings):
         gated = gated or DISTRIBUTION
+    drawn = sections(found)
     page = templates("page").get_template("report.html").render(
-        sections=sections(found), texts=TITLES_AND_INTROS, titles=TITLES, command=command,
-        inputs=[*dict.fromkeys(found.inputs)], inline=inline, version=__version__, headline=sentence(found),
+        sections=drawn, texts=TITLES_AND_INTROS, titles=TITLES, command=command,
+        inputs=[*dict.fromkeys(found.inputs)], inline=inline, version=__version__, headline=sentence(drawn),
         distribution=gated and dict(zip(("temperature", "low", "high"), gated, strict=True)),
     )  # fmt: skip
     page = page.encode("utf-8", "backslashreplace").decode()  # names of files need not be UTF-8

@@ -37,6 +37,7 @@ class Comparison:
     """Evaluations of the same data, compared with the first.
 
     Attributes:
+        headline: a sentence on the smallest model, "" if none is smaller than the first
         subset: the subset of the predictions
         header: titles of the columns
         rows: cells of each model
@@ -44,6 +45,7 @@ class Comparison:
             and of models that translate it in another way; the words of the last are None: models that do not
     """
 
+    headline: str
     subset: str
     header: list[str]
     rows: list[list[str]]
@@ -97,7 +99,8 @@ def compare(group: Sequence[Evaluation]) -> Comparison:
     rows = [_row(first, each, found) for each, found in zip(group, changes, strict=True)]
     header = list(dict.fromkeys(title for row in rows for title in row))
     cells = [[name, *(row.get(title, "") for title in header)] for name, row in zip(names, rows, strict=True)]
-    return Comparison(first.subset, ["model", *header], cells, _sentences(group, names))
+    headline = _headline(group, names, changes)
+    return Comparison(headline, first.subset, ["model", *header], cells, _sentences(group, names))
 
 
 def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]) -> dict[str, str]:
@@ -117,19 +120,17 @@ def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]
     return row | ({} if model.scores else perplexities)
 
 
-def headline(group: Sequence[Evaluation]) -> str:
+def _headline(group: Sequence[Evaluation], names: Sequence[str], changes: Sequence[Mapping[str, Difference]]) -> str:
     """Return a sentence on the smallest of several models: what was removed, what that costs and saves."""
-    whole, *others = group
-    smaller = [each for each in others if each.parameters < whole.parameters]
-    if not smaller:
+    whole = group[0]
+    smallest = min(range(len(group)), key=lambda number: group[number].parameters)
+    model = group[smallest]
+    if model.parameters >= whole.parameters:
         return ""
-    model = min(smaller, key=lambda each: each.parameters)
-    names = dict(zip((each.checkpoint for each in group), labels([each.checkpoint for each in group]), strict=True))
     (kept, heads), removed = model.heads["total"], 1 - model.parameters / whole.parameters
-    text = f"{names[model.checkpoint]} keeps {kept} of {heads} heads and has {removed:.0%} fewer parameters than "
-    text += names[whole.checkpoint]
+    text = f"{names[smallest]} keeps {kept} of {heads} heads and has {removed:.0%} fewer parameters than {names[0]}"
     name = next(iter(whole.scores), None)
-    if name and (change := differences(whole, [model])[0].get(name)):
+    if name and (change := changes[smallest].get(name)):
         (low, high), score = model.scores[name].interval, model.scores[name].score
         text += (
             f". {name}: {score:.2f} (95% interval {low:.2f} to {high:.2f}) instead of {whole.scores[name].score:.2f}"

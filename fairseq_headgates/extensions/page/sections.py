@@ -31,7 +31,6 @@ from fairseq_headgates.extensions.page.results import (
     checkpoints_of,
     compare,
     groups,
-    headline,
     labels,
     names_of,
 )
@@ -148,13 +147,6 @@ class Figure:
     note: str = ""
 
 
-def sentence(found: Experiment) -> str:
-    """Return what the page says first: on evaluated models, or on a model without some of its heads."""
-    said = [text for group in groups([each for _, each in found.evaluations]) if (text := headline(group))]
-    said += [figure.title for figure in _heads(found.models) if figure.grids]
-    return said[0] if said else ""
-
-
 def sections(found: Experiment) -> dict[str, list[Figure]]:
     """Return the figures of each section that has some, with figures for everything in the experiment."""
     of_files, of_models = partial(names_of, {}), partial(names_of, checkpoints_of(found.inputs))
@@ -186,6 +178,13 @@ def sections(found: Experiment) -> dict[str, list[Figure]]:
         ],
     }
     return {name: of_section for name, of_section in figures.items() if of_section}
+
+
+def sentence(drawn: Mapping[str, Sequence[Figure]]) -> str:
+    """Return what the page says first: on evaluated models, or on a model without some of its heads."""
+    said = [figure.comparison.headline for figure in drawn.get("results", ()) if figure.comparison]
+    said += [figure.title for figure in drawn.get("heads", ()) if figure.grids]
+    return next(filter(None, said), "")
 
 
 def _each(figure: Callable[[str, Any], Figure], files: Sequence[tuple[str, Any]], names: Names) -> Iterator[Figure]:

@@ -263,12 +263,12 @@ def test_what_a_smaller_model_costs_and_saves(few_resamplings):
         evaluation("small.pt", predictions=("x w y", "z"), parameters=70),
         evaluation("same.pt", parameters=80),
     ]
-    assert results.headline(group).startswith(
+    assert results.compare(group).headline.startswith(
         "small keeps 7 of 10 heads and has 30% fewer parameters than whole. BLEU: 50.00 (95% interval 40.00 to 60.00) "
         "instead of 50.00, p "
     )
-    assert results.headline(group).endswith(", and 1.43 times as fast.")
-    assert results.headline(group[:1]) == ""
+    assert results.compare(group).headline.endswith(", and 1.43 times as fast.")
+    assert results.compare(group[:1]).headline == ""
     found = results.compare(group)
     scores = ["BLEU", "change of BLEU", "chrF2", "change of chrF2"]
     assert found.header == ["model", "heads", "parameters", "words/s", *scores]
