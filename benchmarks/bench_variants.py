@@ -8,11 +8,11 @@ from itertools import product
 import torch
 from bench_models import SIZES, changed, make_args, make_task, masks
 from fairseq.models.transformer import TransformerModel
+from fairseq_headgates.inference.device_search import DeviceSearch
 from torch import Tensor, nn
 
 from fairseq_headgates import HeadTable, attention_modules, prune
 from fairseq_headgates.heads import TYPES, mask_to_json
-from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 WHOLE = ["stock", "full"]

@@ -63,7 +63,7 @@ def load_extensions(part: str) -> list[ModuleType]:
 
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates.plugin import device_search  # noqa: F401  (these register what they contain)
+    # These register what they contain.
     from fairseq_headgates.plugin.criterions import losses  # noqa: F401
     from fairseq_headgates.plugin.models import families, language_model, roberta, transformer  # noqa: F401
     from fairseq_headgates.safety.objects import allow_stored_objects

@@ -81,7 +81,3 @@ def _check(decoder: Any, inputs: tuple, options: dict[str, Any]) -> None:
             f"alignment_heads is {heads}, but head {missing[0]} of dec-enc layer {layer} is closed, masked or removed: "
             "leave alignment_heads out, or keep this head open"
         )
-
-
-for _hook in (_average, _check):
-    _hook.can_be_captured = True  # type: ignore[union-attr]  # it does the same at every step: see `has_step`

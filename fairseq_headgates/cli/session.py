@@ -38,7 +38,6 @@ from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.models.language_model import read_characters
-from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.safety.checkpoint import updates_of
 
 T = TypeVar("T", bound=Trust)
@@ -100,16 +99,12 @@ class Session(Signatures, Generic[T]):
         model.to(device_of(self.fairseq))
         return state, model, {"ckpt": short_name(path), "updates": updates_of(state), "v": __version__}
 
-    def model(self, path: str, mode: str | None = DEFAULTS["inference_mode"]) -> tuple[nn.Module, dict[str, int | str]]:
-        """Load a checkpoint for inference. Return its model, and the parts of a signature that name it.
-
-        `mode` is how decoder steps run, None for the mode of the checkpoint.
-        """
+    def model(self, path: str) -> tuple[nn.Module, dict[str, int | str]]:
+        """Load a checkpoint for inference. Return its model, and the parts of a signature that name it."""
         model: Any
         _, model, origin = self.checkpoint(path)
         if self.fairseq.fp16 and device_of(self.fairseq).type == "cuda":
             model.half()
-        model.inference_mode = mode or model.inference_mode
         if self.inference_dtype(model) == "int8":
             model.make_generation_fast_()
             if is_quantised(model):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.inference.device_search import DeviceSearch
 from fairseq_headgates.messages import first_line, logging_only
 
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
@@ -79,9 +78,8 @@ def _generator(model: nn.Module, corpus: Corpus) -> Any:
     if (k := options.sampling_topk) > symbols:
         raise ValueError(f"--sampling-topk is {k}: it must be at most {symbols}, the number of symbols to choose from")
     utils.set_torch_seed(corpus.cfg.common.seed)  # of --sampling: the same for every model
-    kinds = {} if getattr(model, "inference_mode", "eager") == "eager" else {"seq_gen_cls": DeviceSearch}
     try:
-        generator = corpus.task.build_generator([model], options, **kinds)
+        generator = corpus.task.build_generator([model], options)
     except Exception as error:
         raise ValueError(
             f"fairseq cannot use these search options ({first_line(error)}): see fairseq-generate --help"

@@ -1,4 +1,6 @@
-"""Models whose sentences end at different times, and their searches: with eager and static steps, and on the device."""
+"""Models whose sentences end at different times, and their searches."""
+
+from unittest.mock import patch
 
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY
@@ -6,6 +8,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
 from fairseq_headgates import HeadTable, prune
+from fairseq_headgates.inference import beam_stacks
 from support.language_models import make_lm
 from support.models import PAD, VOCABULARY, make_args, make_gated, make_task
 from support.pruning import ALL_TYPES, NO_HEADS_SOMEWHERE, stirred
@@ -60,15 +63,18 @@ def batch(sentences, seed=0, longest=9):
     return {"src_tokens": source, "src_lengths": lengths}
 
 
-def search(models, mode, beam, net_input, kind=SequenceGenerator, **options):
+def search(models, beam, net_input, **options):
     """The hypotheses of all sentences: tokens, score and scores of the tokens of each."""
     models = models if isinstance(models, list) else [models]
-    for model in models:
-        if hasattr(model.decoder, "inference_mode"):
-            model.decoder.inference_mode = mode
-    generator = kind(models, DICTIONARY, beam_size=beam, **{"max_len_b": 12, **options})
+    generator = SequenceGenerator(models, DICTIONARY, beam_size=beam, **{"max_len_b": 12, **options})
     found = generator.generate(models, {"net_input": net_input})
     return [[{key: each[key] for key in ("tokens", "score", "positional_scores")} for each in s] for s in found]
+
+
+def cached_search(models, *args, **options):
+    """The same with fairseq's cache."""
+    with patch.object(beam_stacks, "has_step", lambda decoder: False):
+        return search(models, *args, **options)
 
 
 def assert_same_search(found, expected):

@@ -90,7 +90,7 @@ class _Evaluator:
     def evaluate(self, path: str) -> Evaluation:
         """Evaluate a checkpoint."""
         session, options, subset = self.session, self.session.options, self.session.fairseq.gen_subset
-        model, origin = session.model(path, options.inference_mode)
+        model, origin = session.model(path)
         needed = [subset] if self.metric in METRICS or options.speed else []
         corpora = {name: session.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
         signature = self._signature(corpora, origin)

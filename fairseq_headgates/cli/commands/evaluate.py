@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from fairseq_headgates.cli.command import command, option
-from fairseq_headgates.cli.options import AS_STORED, FirstSentences, Output, inference_dtype
+from fairseq_headgates.cli.options import FirstSentences, Output, inference_dtype
 from fairseq_headgates.cli.parser import counted, filled
 
 
@@ -64,12 +64,6 @@ class EvaluateOptions(FirstSentences, Output):
         "the fastest counts. Processor time on a CPU with one thread",
     )
     inference_dtype: str | None = inference_dtype()
-    inference_mode: str | None = option(
-        metavar="MODE",
-        help="how decoder steps of beam search run: eager; graph (on a GPU replayed as CUDA graphs, which avoids "
-        "launches from Python; on a CPU eager); or static (in tensors of fixed shapes like graph, but without graphs, "
-        f"for tests). With graph and static, the search is that of --task translation_device_search {AS_STORED}",
-    )
     out: str | None = option(
         metavar="FILE",
         writes=True,

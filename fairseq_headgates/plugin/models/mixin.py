@@ -19,7 +19,7 @@ from fairseq_headgates.attention.modules import attention_modules, use_head_atte
 from fairseq_headgates.attention.neurons import set_ffn_dims
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates
-from fairseq_headgates.inference.beam_stacks import BeamDecoder, use_beam_stacks
+from fairseq_headgates.inference.beam_stacks import use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
 from fairseq_headgates.plugin.models.presets import base_preset, gated_name, presets_of, stock_name
 from fairseq_headgates.plugin.models.start import (
@@ -34,7 +34,7 @@ from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add
 from fairseq_headgates.plugin.options.layerdrop import layer_numbers, side_of, weights_of_layers
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
 from fairseq_headgates.plugin.options.stored_mask import evaluation_gates
-from fairseq_headgates.plugin.options.values import parse_inference_dtype, parse_inference_mode
+from fairseq_headgates.plugin.options.values import parse_inference_dtype
 from fairseq_headgates.safety.options import check_evaluated
 
 logger = logging.getLogger(__name__)
@@ -102,10 +102,7 @@ class HeadGatesMixin:
         reads_tokens: those of its stacks that have embeddings of tokens
         checkpoint_class: the model that loads its checkpoints in this plugin's commands, None for itself
         prepared_for: data type of the inference that the model is prepared for, None before
-        inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`
-        inference_mode: how decoder steps of beam search run, one of `inference.MODES`
-
-    `make_generation_fast_` applies the last two.
+        inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`, for `make_generation_fast_`
     """
 
     stock: ClassVar[type]
@@ -116,7 +113,6 @@ class HeadGatesMixin:
     num_updates = 0
     prepared_for: str | None = None
     inference_dtype = StoredOption(parse_inference_dtype)
-    inference_mode = StoredOption(parse_inference_mode)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -208,9 +204,6 @@ class HeadGatesMixin:
         for module in attention_modules(self):  # type: ignore[arg-type]
             module.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
-        for module in self.modules():  # type: ignore[attr-defined]
-            if isinstance(module, BeamDecoder):
-                module.inference_mode = self.inference_mode
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None

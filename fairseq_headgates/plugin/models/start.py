@@ -78,9 +78,8 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
     if run is None:
         return {}
     check_precision(run)
-    for name in ("inference_dtype", "inference_mode"):
-        if getattr(args, name, None) not in (None, DEFAULTS[name]):
-            logger.info(f"{_flag(name, getattr(args, name))} has no effect on training and validation")
+    if (dtype := getattr(args, "inference_dtype", None)) not in (None, DEFAULTS["inference_dtype"]):
+        logger.info(f"{_flag('inference_dtype', dtype)} has no effect on training and validation")
     path = starting_checkpoint(run)
     if path is None:
         return {}

@@ -34,7 +34,6 @@ from fairseq_headgates.plugin.options.values import (
     number,
     parse_ffn_dims,
     parse_inference_dtype,
-    parse_inference_mode,
     parse_init,
     parse_method,
     switch,
@@ -240,15 +239,6 @@ class HeadOptions:
         "data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to 8 "
         "bits: faster, less accurate). Stored in the checkpoint; without effect in training, validation and on GPUs",
         parse_inference_dtype,
-        (str,),
-    )
-    inference_mode: str = option(
-        "eager",
-        "MODE",
-        "how decoder steps of beam search run: eager; graph (on a GPU replayed as CUDA graphs, which avoids launches "
-        "from Python; on a CPU eager); or static (in tensors of fixed shapes like graph, but without graphs, for "
-        "tests). Stored in the checkpoint; without effect on training and validation",
-        parse_inference_mode,
         (str,),
     )
     drops_layers: bool = False

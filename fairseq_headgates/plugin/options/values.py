@@ -10,7 +10,6 @@ from typing import Any
 
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
-from fairseq_headgates.inference.decoder_step import MODES
 from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.layerdrop import SIDES
@@ -46,7 +45,6 @@ def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
 
 parse_method = one_of("method", METHODS)
 parse_inference_dtype = one_of("inference dtype", DTYPES)
-parse_inference_mode = one_of("inference mode", MODES)
 
 
 def count(things: str) -> Callable[[Any], int]:
