@@ -193,17 +193,8 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
         rows = mask.values.get(module.attention_type)
         alive = rows[module.layer] if rows is not None else [1] * attention.heads
         gates = values[module.attention_type][module.layer].cpu()[list(attention.kept)]
-        open_heads = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
-        closed = sorted(set(range(attention.aligned)) - open_heads)
-        if closed:
-            logger.warning(
-                f"{module.attention_type} layer {module.layer} keeps the weights of closed heads "
-                f"{', '.join(map(str, closed))}, because they are alignment heads "
-                "(alignment_heads); the output does not depend on them"
-            )
-        keep = tuple(sorted({*open_heads, *closed}))
-        factor = torch.tensor([gates[i] if i in open_heads else 0.0 for i in keep])
-        layer_cuts[module.name] = Cut(attention.num_heads, keep, factor, attention.head_dim)
+        keep = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
+        layer_cuts[module.name] = Cut(attention.num_heads, keep, gates[list(keep)], attention.head_dim)
         if layer_cuts[module.name].changes_weights:
             computed |= dict.fromkeys(_computed_weights(attention))
     if computed:

@@ -61,7 +61,6 @@ class HeadAttention(MultiheadAttention):
         hook: `HeadHook` on attention weights and contexts, or None
         heads: number of heads that the model was trained with
         kept: numbers of the remaining heads, those with weights, from 0 to `heads` - 1; H = `num_heads` = len(kept)
-        aligned: number of first heads whose attention weights fairseq takes as alignment; they are not removed
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")  # parts whose rows are those of the heads
@@ -72,7 +71,7 @@ class HeadAttention(MultiheadAttention):
         self.__dict__.update({name: hooks for name, hooks in vars(stock).items() if "_hook" in name})
         self.embed_dim, self.kdim, self.vdim = stock.embed_dim, stock.kdim, stock.vdim
         self.qkv_same_dim, self.scaling = stock.qkv_same_dim, stock.scaling
-        self.num_heads, self.head_dim, self.aligned = stock.num_heads, stock.head_dim, 0
+        self.num_heads, self.head_dim = stock.num_heads, stock.head_dim
         self.heads, self.kept = stock.num_heads, tuple(range(stock.num_heads))
         self.self_attention = stock.self_attention
         self.encoder_decoder_attention = stock.encoder_decoder_attention
@@ -164,7 +163,7 @@ class HeadAttention(MultiheadAttention):
         return gates if self.head_mask is None else gates * self.head_mask
 
     def counted_heads(self) -> Tensor | None:
-        """Return the numbers of the heads that have a factor other than 0 or are aligned; None if all have."""
+        """Return the numbers of the heads that have a factor other than 0; None if all have."""
         if self.gate is None and self.head_mask is None:
             return None
         if not self._prepared or torch.is_grad_enabled():
@@ -178,7 +177,7 @@ class HeadAttention(MultiheadAttention):
     def _find_counted_heads(self) -> Tensor | None:
         scale = self.head_scale()
         assert scale is not None
-        counted = [head for head, factor in enumerate(scale.tolist()) if factor or head < self.aligned]
+        counted = [head for head, factor in enumerate(scale.tolist()) if factor]
         return None if len(counted) == len(scale) else torch.tensor(counted, dtype=torch.long, device=scale.device)
 
     def make_generation_fast_(self, inference_dtype: str = "float32", **kwargs: Any) -> None:

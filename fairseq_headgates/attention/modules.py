@@ -16,9 +16,9 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.alignments import watch_alignments
 from fairseq_headgates.attention.features import attention_features, other_attention
 from fairseq_headgates.attention.head_attention import HeadAttention
+from fairseq_headgates.attention.weights import average_open_heads
 from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
@@ -131,7 +131,10 @@ def use_head_attention(model: nn.Module) -> nn.Module:
         setattr(layer, child, HeadAttention(module.attention))
         _remove_noise(getattr(layer, child))
         without_shortcut(layer)
-    watch_alignments(model)
+    for layer in model.modules():
+        hooks = layer._forward_hooks.values()
+        if isinstance(getattr(layer, "encoder_attn", None), HeadAttention) and average_open_heads not in hooks:
+            layer.register_forward_hook(average_open_heads)
     return model
 
 

@@ -60,9 +60,8 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float)
 def averaged_heads(attention: Any, weights: Tensor, dim: int) -> Tensor:
     """Return the attention weights of the heads of a `HeadAttention` that averages are over; `dim` is that of heads.
 
-    These are the heads with a factor other than 0, and those of an alignment. So averages are the same when the other
-    heads are removed. Without any, return zeros for one head. In training all heads count, because a closed gate may
-    open again.
+    These are the heads with a factor other than 0. So averages are the same when the other heads are removed. Without
+    any, return zeros for one head. In training all heads count, because a closed gate may open again.
     """
     counted = None if attention.training else attention.counted_heads()
     if counted is None:
@@ -70,6 +69,14 @@ def averaged_heads(attention: Any, weights: Tensor, dim: int) -> Tensor:
     if not len(counted):
         return torch.zeros_like(weights.narrow(dim, 0, 1))
     return weights.index_select(dim, counted)
+
+
+def average_open_heads(layer: Any, inputs: tuple, output: tuple) -> tuple | None:
+    """Hook on decoder layers that keeps of the attention weights [H, B, T, S] those of `averaged_heads`."""
+    weights = output[1]
+    if weights is None or weights.dim() != 4:
+        return None
+    return (output[0], averaged_heads(layer.encoder_attn, weights, 0), *output[2:])
 
 
 def per_hypothesis(attention: Any, weights: Tensor, beam: int, per_head: bool) -> Tensor:

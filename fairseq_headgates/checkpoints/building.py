@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ from fairseq_headgates.attention.modules import (
     to_table,
 )
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.checkpoints.sizes import check_sizes
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
@@ -139,8 +139,8 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     """Build the model of a checkpoint with its weights, in evaluation mode, frozen as in its training.
 
     The model is of the checkpoint's architecture, or of this plugin's counterpart of fairseq's. Data are not needed.
-    The stored sizes are compared with the weights before memory is allocated. A model with embeddings of characters
-    (--character-embeddings) needs its dictionary before it can read tokens, see `read_characters`.
+    A model with embeddings of characters (--character-embeddings) needs its dictionary before it can read tokens, see
+    `read_characters`.
 
     Raises:
         ValueError: with every reason, if the model is not supported
@@ -155,9 +155,8 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     try:
         stacks = [module for side, module in model_class.stacks_in(weights) if side in model_class.reads_tokens]
         task = _task_of(stacks, weights, args)
-        check_sizes(args, weights, task, model_class)
+        _check_layers(args, weights, model_class)
         model: Any = model_class.build_checked(args, task)
-        weights = model.of_layers_to_keep(weights, args)
         model.upgrade_checked(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
         updates = updates_of(state)
@@ -170,6 +169,19 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     freeze_as_stored(model, getattr(model_args(state), "freeze_params", None))
     warn_once(notice)
     return model.eval()
+
+
+def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], model_class: type[HeadGatesMixin]) -> None:
+    """Raise ValueError for more layers than are stored: building them could take without end."""
+    args = copy.deepcopy(args)
+    model_class.set_defaults(args)
+    for side, stack in model_class.stacks_in(weights):
+        layer, number = re.compile(rf"{re.escape(stack)}\.(?:\w+_)?layers\.(\d+)\."), getattr(args, f"{side}_layers")
+        stored = len({match[1] for name in weights if (match := layer.match(name))})
+        if number > stored:
+            raise ValueError(
+                f"the stored option {side}_layers is {quoted(number)}, but the weights have {stored} layers"
+            )
 
 
 def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:

@@ -9,24 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.cuts import Cut, cut_tensors, module_and_parameter, with_gates_of
+from fairseq_headgates.attention.cuts import Cut, cut_tensors, with_gates_of
 from fairseq_headgates.compat import copies
 
-# How the moments of an optimiser scale with their parameter (see `attention.cuts.Cut`).
-MOMENTS = {
-    "exp_avg": -1,  # Adam and its kin, LAMB
-    "exp_avg_sq": -2,
-    "max_exp_avg_sq": -2,
-    "exp_inf": -1,  # Adamax
-    "momentum_buffer": -1,  # SGD, NAG
-    "sum": -2,  # Adagrad
-    "square_avg": -2,  # Adadelta
-    "acc_delta": 0,  # of its steps, which do not depend on the size of the gradient
-}
-# Adafactor keeps of a matrix V of squared gradients the means of its rows, r, and of its columns, c, and approximates
-# V = r c^T / mean(r). One of r and c is cut; the other becomes the mean of the remaining part of r c^T / mean(r), which
-# is exact if the removed heads had no gradient.
-ROWS, COLUMNS = "exp_avg_sq_row", "exp_avg_sq_col"
+# How Adam's moments scale with their parameter (see `attention.cuts.Cut`).
+MOMENTS = {"exp_avg": -1, "exp_avg_sq": -2, "max_exp_avg_sq": -2}
 
 
 def cut_average(average: Mapping[str, Tensor], model: Any, layer_cuts: Mapping[str, Cut]) -> dict[str, Tensor]:
@@ -53,8 +40,8 @@ def cut_optimizer(
 ) -> dict[str, Any]:
     """Cut the state of the optimiser like the parameters.
 
-    Optimisers number the trained parameters. --fp16 trains all of them as one vector; `--optimizer composite` has a
-    state for every group of parameters. Raise ValueError, with the reason, for a state that cannot be cut.
+    Optimisers number the trained parameters; --fp16 trains all of them as one vector. Raise ValueError, with the
+    reason, for a state that cannot be cut.
 
     Args:
         state: `last_optimizer_state` of the checkpoint
@@ -64,9 +51,6 @@ def cut_optimizer(
         layer_cuts: the cut of each attention layer
     """
     try:
-        if "param_groups" not in state and len(state) == 1:
-            ((group, group_state),) = state.items()
-            return {group: _cut_state(group_state, _numbered(model, stored), pruned, layer_cuts)}
         return _cut_state(state, _numbered(model, stored), pruned, layer_cuts)
     except ValueError:
         raise
@@ -136,53 +120,14 @@ def _flattened(parts: Mapping[str, dict]) -> dict[int, dict]:
 
 
 def _cut_entry(name: str, entry: Mapping[str, Any], parameter: Tensor, layer_cuts: Mapping[str, Cut]) -> dict[str, Any]:
+    """Cut the moments of a parameter."""
     result = dict(entry)
     for key, value in entry.items():
-        if isinstance(value, Tensor) and value.dim() > 0 and key not in (ROWS, COLUMNS):
-            result[key] = _cut_elements(f"{key} of {name}", name, value, parameter, layer_cuts, _power(key, entry))
-    if ROWS in entry or COLUMNS in entry:
-        result.update(_cut_means(name, entry[ROWS], entry[COLUMNS], parameter, layer_cuts))
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        if key not in MOMENTS or value.shape != parameter.shape:
+            raise ValueError(f"{key} of {name} is not a moment of Adam: only its state can be cut")
+        result[key] = cut_tensors({name: value}, layer_cuts, MOMENTS[key])[name]
+        if not result[key].isfinite().all() and value.isfinite().all():
+            raise ValueError(f"{key} of {name} overflows its data type when it is rescaled for a folded gate")
     return result
-
-
-def _power(key: str, entry: Mapping[str, Any]) -> int | None:
-    """Return how a moment scales with its parameter, None if that is unknown."""
-    if key == "exp_avg" and "RMS" in entry:  # Adafactor averages its steps, not the gradients
-        return 0
-    return MOMENTS.get(key)
-
-
-def _cut_elements(
-    what: str, name: str, value: Tensor, parameter: Tensor, layer_cuts: Mapping[str, Cut], power: int | None
-) -> Tensor:
-    """Cut a moment of the shape of its parameter."""
-    if value.shape != parameter.shape:
-        raise ValueError(f"{what} has the shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
-    attention, _ = module_and_parameter(name, layer_cuts)
-    if power is None and attention is not None and bool((layer_cuts[attention].factor != 1).any()):
-        raise ValueError(f"{what} cannot be rescaled for a folded gate: only {', '.join(MOMENTS)} can")
-    cut = cut_tensors({name: value}, layer_cuts, power or 0)[name]
-    if not cut.isfinite().all() and value.isfinite().all():
-        raise ValueError(f"{what} overflows its data type when it is rescaled for a folded gate")
-    return cut
-
-
-def _cut_means(
-    name: str, rows: Tensor, columns: Tensor, parameter: Tensor, layer_cuts: Mapping[str, Cut]
-) -> dict[str, Tensor]:
-    """Cut Adafactor's means of the rows and columns of squared gradients."""
-    if (*rows.shape, *columns.shape) != tuple(parameter.shape):
-        raise ValueError(f"{ROWS} and {COLUMNS} of {name} do not have the shape {tuple(parameter.shape)} together")
-    attention, weight = module_and_parameter(name, layer_cuts)
-    if attention is None:
-        return {ROWS: rows, COLUMNS: columns}
-    if weight == "out_proj.weight":
-        (cut,) = layer_cuts[attention](weight, columns[None], MOMENTS["exp_avg_sq"])
-        return {ROWS: rows * _share(cut, columns), COLUMNS: cut}
-    cut = layer_cuts[attention](weight, rows)
-    return {ROWS: cut, COLUMNS: columns * _share(cut, rows)}
-
-
-def _share(cut: Tensor, whole: Tensor) -> Tensor:
-    """Return the mean of the remaining numbers divided by the mean of all; 0 if none remain."""
-    return cut.mean() / whole.mean() if cut.numel() else whole.new_zeros(())

@@ -80,6 +80,7 @@ class Options:
     usage: ClassVar[str | None] = None
     needs_models: ClassVar[bool] = True
     force: bool = False
+    debug: bool = option(default=False, help="show the traceback of an error")
 
     def __init__(self, **values: Any):
         vars(self).update(values)

@@ -22,7 +22,7 @@ from fairseq_headgates.cli.output import check_outputs, prepare_streams
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.files import writing
-from fairseq_headgates.messages import one_line
+from fairseq_headgates.messages import described, one_line
 
 EXIT_CODES = (
     "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
@@ -68,8 +68,12 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
         sys.stdout = None
         return 0
-    except (ValueError, OSError) as error:  # OSError: e.g. the disk is full
-        print(f"headgates {options.command}: error: {one_line(str(error))}", file=sys.stderr)
+    except Exception as error:
+        if options.debug:
+            raise
+        foreseen = isinstance(error, (ValueError, OSError)) and str(error)
+        reason = str(error) if foreseen else f"{described(error)} (--debug shows the traceback)"
+        print(f"headgates {options.command}: error: {one_line(reason)}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:

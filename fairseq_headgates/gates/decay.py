@@ -22,9 +22,8 @@ _to_undo: dict[int, ExitStack] = {}  # by the id of the optimiser that makes a s
 class DecayExclusion:
     """Excludes parameters of a model from weight decay, as long as this object exists.
 
-    The optimiser may hold the parameters themselves. In mixed precision it holds single-precision copies: one for each
-    parameter, or all in one vector, of which a part cannot be a group. There the gates are 0 during the step, so that
-    nothing is decayed; fairseq makes vectors only for optimisers that treat each number by itself.
+    The optimiser may hold the parameters themselves, or in mixed precision single-precision copies of each. A part of
+    one vector of all parameters (--fp16 without --fp16-no-flatten-grads) cannot be a group: it is `missed`.
 
     Attributes:
         applied: whether an optimiser that holds the parameters has made a step
@@ -49,17 +48,16 @@ class DecayExclusion:
     def begin(self, optimizer: Optimizer, held: list[Tensor], undo: ExitStack) -> None:
         """Exclude the parameters from steps of `optimizer`, which has parameters `held`, until `undo` is closed."""
         trained: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        parts = self._copies(held, trained) if _are_copies(held, trained) else []
+        if _are_copies(held, trained):  # in the order of the parameters
+            pairs = zip(held, trained, strict=True)
+            self.excluded.update({id(copy): copy for copy, parameter in pairs if id(parameter) in self.excluded})
         decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-        if not parts and not any(id(parameter) in self.excluded for parameter in held):
+        if not any(id(parameter) in self.excluded for parameter in held):
             self.missed |= decays
             return
         self.applied = True
         if not decays:
             return
-        for part in parts:
-            undo.callback(part.add_, part.clone())
-            part.zero_()
         for group in list(optimizer.param_groups):
             whole = group["params"]
             excluded = [parameter for parameter in whole if id(parameter) in self.excluded]
@@ -69,23 +67,10 @@ class DecayExclusion:
                 undo.callback(group.update, params=whole)
                 undo.callback(optimizer.param_groups.pop)
 
-    def _copies(self, held: list[Tensor], trained: list[Tensor]) -> list[Tensor]:
-        """Exclude single-precision copies, too, which are in the order of the parameters.
-
-        Return the excluded parts of a vector of all parameters; none if `held` is not one.
-        """
-        shapes, sizes = [copy.shape for copy in held], [parameter.numel() for parameter in trained]
-        if shapes == [parameter.shape for parameter in trained]:
-            pairs = zip(held, trained, strict=True)
-            self.excluded.update({id(copy): copy for copy, parameter in pairs if id(parameter) in self.excluded})
-        if shapes != [(sum(sizes),)]:
-            return []
-        pieces = held[0].detach().split(sizes)
-        return [piece for piece, parameter in zip(pieces, trained, strict=True) if id(parameter) in self.excluded]
-
 
 def _are_copies(held: list[Tensor], trained: list[Tensor]) -> bool:
-    return bool(held and trained) and held[0].dtype == torch.float32 != trained[0].dtype
+    same = [copy.shape for copy in held] == [parameter.shape for parameter in trained]
+    return same and bool(held) and held[0].dtype == torch.float32 != trained[0].dtype
 
 
 @torch.no_grad()

@@ -157,8 +157,8 @@ class GateMethod(nn.Module):
         elif self._first_update < self.num_updates and self._decay_exclusion.fails:
             fail(
                 PROGRAM,
-                "--weight-decay cannot be kept from the gates with this optimiser (sharded or composite mixed "
-                "precision, or parameters in vectors): use --weight-decay 0",
+                "--weight-decay cannot be kept from the gates, because the optimiser does not hold them by "
+                "themselves (--fp16, sharded or composite optimisers): use --fp16-no-flatten-grads or --weight-decay 0",
             )
 
     def new_noise(self) -> Tensor:

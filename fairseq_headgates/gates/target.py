@@ -54,16 +54,6 @@ class Target:
             raise ValueError(f"{', '.join(missing)} has gates but no target: add {missing[0]}=N")
         return counts
 
-    def of(self, heads: Mapping[str, int]) -> Target:
-        """Return the target of keeping all of `heads`, {attention type: number}, for the same types as this one."""
-        there = {**heads, ALL: sum(heads.values())}
-        return Target(tuple((attention_type, there.get(attention_type, 0)) for attention_type, _ in self.numbers))
-
-    def at_most(self, heads: Mapping[str, int]) -> Target:
-        """Return this target with numbers that are not above those of `heads`."""
-        pairs = zip(self.numbers, self.of(heads).numbers, strict=True)
-        return Target(tuple((each, n if isinstance(n, float) else min(n, most)) for (each, n), (_, most) in pairs))
-
     def __str__(self) -> str:
         # Without an exponent, which `parse_target` does not read.
         texts = [(each, format(Decimal(str(number)), "f")) for each, number in self.numbers]

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
-from support.any_model import build
 from support.attention import B, D, E, H, S, T, padding_mask
 from support.models import PAD, logits, make_batch, make_gated, make_stock
 from support.pruning import stirred
@@ -276,21 +275,6 @@ def test_averaged_attention_is_the_same_in_every_form(row):
         assert torch.equal(attention_of(exported).argmax(-1), expected.argmax(-1))
 
 
-# --- alignments: fairseq takes the first heads of a layer -------------------------------------------------------------
-
-
-def alignment(model, **arguments):
-    with torch.no_grad():
-        return model(**make_batch(), **arguments)[1]["attn"][0]
-
-
-def searched(model):
-    """What beam search gets: its decoder is not told of alignment heads."""
-    batch = make_batch()
-    with torch.no_grad():
-        return model.decoder(batch["prev_output_tokens"], model.encoder(batch["src_tokens"]))[1]["attn"][0]
-
-
 def forms(model, mask):
     """A model with these heads closed by gates, masked, and pruned."""
     gated = insert_gates(copy.deepcopy(model), ["dec-enc"])
@@ -301,42 +285,6 @@ def forms(model, mask):
     loaded.load_state_dict(pruned.state_dict())
     fixed = fix_heads(copy.deepcopy(model), mask)
     return {"gated": gated, "fixed": fixed, "pruned": pruned, "loaded": loaded, "pruned by gates": prune(gated)}
-
-
-@pytest.mark.parametrize(
-    ("row", "context"),
-    [([0, 1, 0, 1], True), ([1, 0, 1, 1], False), ([0, 0, 1, 0], False), ([0, 0, 0, 0], True), ([1, 1, 0, 0], False)],
-)
-def test_an_alignment_is_that_of_the_alignment_heads(row, context, caplog):
-    """Masks within a layer do not change the attention weights of its heads, so stock fairseq has them all."""
-    options = {"alignment_layer": 1, "alignment_heads": 2, "full_context_alignment": context}
-    model = stirred(build("transformer_align", **options)).eval()
-    stock = alignment(model)
-    found = forms(model, {"dec-enc": [[1, 1, 1, 1], row]})
-    closed = ", ".join(str(head) for head in (0, 1) if not row[head])
-    assert ("dec-enc layer 1" in caplog.text) == bool(closed)
-    assert f"dec-enc layer 1 keeps the weights of closed heads {closed}" in caplog.text or not closed
-    for name, form in found.items():
-        torch.testing.assert_close(alignment(form), stock, atol=1e-5, rtol=1e-5, msg=name)
-        torch.testing.assert_close(logits(form, make_batch()), logits(found["gated"], make_batch()), msg=name)
-        torch.testing.assert_close(searched(form), searched(found["gated"]), msg=name)
-    for name in ("pruned", "loaded", "pruned by gates"):
-        attention = attention_modules(found[name])[-1].attention
-        assert attention.kept == tuple(head for head in range(4) if row[head] or head < 2)
-        torch.testing.assert_close(alignment(found[name].train()), stock, atol=1e-5, rtol=1e-5)  # of the loss
-
-
-def test_alignment_heads_that_a_call_names_are_never_others():
-    model = stirred(make_stock())
-    named = {"alignment_layer": 1, "alignment_heads": 2}
-    stock = alignment(model, **named)
-    for form in forms(model, {"dec-enc": [[1, 1, 1, 1], [1, 1, 0, 1]]}).values():
-        torch.testing.assert_close(alignment(form, **named), stock, atol=1e-5, rtol=1e-5)
-    for row in ([0, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0]):
-        for form in forms(model, {"dec-enc": [[1, 1, 1, 1], row]}).values():
-            with pytest.raises(ValueError, match=f"is 2, but head {row.index(0)} of dec-enc layer 1 is closed"):
-                alignment(form, **named)
-            assert alignment(form).isfinite().all()
 
 
 def test_averages_that_every_layer_is_asked_for_are_the_same_in_every_form():

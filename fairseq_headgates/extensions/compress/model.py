@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_headgates.analysis.options import UNITS, Progress
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import kept_mask, prune
-from fairseq_headgates.attention.modules import attention_modules, evaluating, number_of_parameters
+from fairseq_headgates.attention.modules import evaluating, number_of_parameters
 from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
@@ -102,10 +102,8 @@ class Compressor:
 
     @cached_property
     def units(self) -> list[Units]:
-        """The units that can be removed, and what it costs. Alignment heads and the others of their layer stay."""
-        found = units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
-        aligned = {module.name for module in attention_modules(self.whole) if module.attention.aligned}
-        return [each for each in found if each.block.name not in aligned]
+        """The units that can be removed, and what it costs."""
+        return units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
 
     @cached_property
     def measures(self) -> dict[str, float]:

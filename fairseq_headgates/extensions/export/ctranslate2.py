@@ -20,7 +20,6 @@ import torch
 from fairseq.data import Dictionary
 from torch import nn
 
-from fairseq_headgates.attention.alignments import alignment_of
 from fairseq_headgates.attention.cuts import head_positions
 from fairseq_headgates.attention.features import is_language_model, model_features
 from fairseq_headgates.attention.modules import attention_modules
@@ -53,8 +52,8 @@ def to_ctranslate2(
         output_dir: the folder to write
         quantization: one of CTranslate2's types, e.g. "int8"; None is single precision
         force: replace an existing CTranslate2 model, once the new one is complete
-        alignment_heads: decoder-encoder heads of one layer whose mean attention weights `return_attention` gives, by
-            default those of the alignments of the model (transformer_align), or all of the last layer
+        alignment_heads: decoder-encoder heads of one layer whose mean attention weights `return_attention` gives
+            (default: all of the last layer)
 
     Raises:
         ValueError: with every reason, if CTranslate2 does not support the model; for an unknown `quantization`; for
@@ -154,7 +153,8 @@ def _translator(
     from ctranslate2.converters import fairseq
 
     # `return_attention` averages over the first heads of a layer.
-    layer, aligned = alignment_of(model)
+    layer = len(model.decoder.layers) - 1
+    aligned = max(1, model.decoder.layers[layer].encoder_attn.num_heads)
     if alignment_heads:
         layer, aligned = alignment_heads[0].layer, len(alignment_heads)
         _put_first(model.decoder.layers[layer].encoder_attn, [head.head for head in alignment_heads])

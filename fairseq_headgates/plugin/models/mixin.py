@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -18,22 +17,19 @@ from fairseq_headgates.attention.gating import fix_heads, insert_gates
 from fairseq_headgates.attention.modules import attention_modules, use_head_attention
 from fairseq_headgates.attention.neurons import set_ffn_dims
 from fairseq_headgates.compat import complete, remove_copies
-from fairseq_headgates.gates import METHODS, TargetGates
+from fairseq_headgates.gates import METHODS
 from fairseq_headgates.inference.beam_stacks import use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
 from fairseq_headgates.plugin.models.presets import base_preset, gated_name, presets_of, stock_name
 from fairseq_headgates.plugin.models.start import (
     MARK,
     PARSED,
-    check_dimensions,
     check_kept,
     prepare_training,
     register_unknown,
 )
-from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args, option_value
-from fairseq_headgates.plugin.options.layerdrop import layer_numbers, side_of, weights_of_layers
+from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
-from fairseq_headgates.plugin.options.stored_mask import evaluation_gates
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
 from fairseq_headgates.safety.options import check_evaluated
 
@@ -205,32 +201,6 @@ class HeadGatesMixin:
             module.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
 
-    def load_state_dict(
-        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
-    ) -> Any:
-        """Load weights, without the layers that LayerDrop removes; fairseq's commands call it."""
-        with one_line_errors():
-            weights = self.of_layers_to_keep(state_dict, args if model_cfg is None else model_cfg)
-        return super().load_state_dict(weights, strict, model_cfg, args)  # type: ignore[misc]
-
-    def of_layers_to_keep(self, weights: dict[str, Any], args: Any) -> dict[str, Any]:
-        """Return the weights of the layers to keep. A target becomes the number of open heads that these layers have.
-
-        The options of `args` become those of these layers, as in fairseq. Raise ValueError for layers that are missing.
-        """
-        numbers = layer_numbers(weights, args)
-        if not numbers:
-            return weights
-        method, target = getattr(self, "gate_method", None), option_value(args, "target_heads")
-        open_heads: Counter[str] = Counter()
-        for attention_type, layer, gates in evaluation_gates(weights, args) if target is not None else ():
-            if layer in numbers.get(side_of(attention_type), {layer: layer}):
-                open_heads[attention_type] += int((gates > 0).sum())
-        if isinstance(method, TargetGates) and target is not None and open_heads:
-            method.keep(target.of(open_heads).counts(Counter(method.head_types)))
-            args.target_heads = str(target.of(open_heads))
-        return weights_of_layers(weights, numbers, args)
-
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq; fairseq's commands call it."""
         with one_line_errors():  # fairseq hides any other exception behind one of its own
@@ -239,7 +209,6 @@ class HeadGatesMixin:
     def upgrade_checked(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq. Raise ValueError for weights of other sizes or heads."""
         super().upgrade_state_dict(state_dict)  # type: ignore[misc]
-        check_dimensions(self, state_dict)  # after fairseq has renamed weights and, in BART, removed or added symbols
         remove_copies(state_dict)
         method_state = {name: value for name, value in self.state_dict().items() if name.startswith(GATE_METHOD)}  # type: ignore[attr-defined]
         for name in [name for name in state_dict if name.startswith(GATE_METHOD) and name not in method_state]:

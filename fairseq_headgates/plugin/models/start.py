@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from fairseq.models.transformer import TransformerConfig
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_headgates.messages import printable, quoted
+from fairseq_headgates.messages import printable
 from fairseq_headgates.plugin.models.presets import stock_name
 from fairseq_headgates.plugin.models.recognition import register_stand_ins, unknown_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, model_options, transformer_options
-from fairseq_headgates.plugin.options.values import parse_ffn_dims
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
 logger = logging.getLogger(__name__)
@@ -34,32 +30,14 @@ FREE = {
     *(DEFAULTS.keys() - {"ffn_dims"}),
     *"_name arch dropout attention_dropout activation_dropout relu_dropout adaptive_softmax_dropout".split(),
     *"pooler_dropout encoder_layerdrop decoder_layerdrop encoder_layers_to_keep decoder_layers_to_keep".split(),
-    *"encoder_xformers_att_config decoder_xformers_att_config quant_noise_scalar min_params_to_wrap export".split(),
-    *"checkpoint_activations offload_activations char_inputs base_shuffle tpu add_bos_token tokens_per_sample".split(),
-    *"lang_tok_replacing_bos_eos pooler_activation_fn spectral_norm_classification_head".split(),
+    *"checkpoint_activations offload_activations tpu add_bos_token tokens_per_sample".split(),
 }
-# Options that single models of fairseq declare, besides those of its transformers, and that change this function.
-OF_MODELS = set(
-    """
-    share_encoders share_decoders share_encoder_embeddings share_decoder_embeddings
-    encoder_kernel_size_list decoder_kernel_size_list encoder_conv_type decoder_conv_type encoder_conv_dim
-    decoder_conv_dim encoder_glu decoder_glu weight_softmax
-    attn_type pos_enc_type depthwise_conv_kernel_size conv_version conv_kernel_sizes conv_channels conv_out_channels
-    src_embedding_copy sg_length_pred pred_length_offset
-    early_exit no_share_discriminator no_share_maskpredictor share_discriminator_maskpredictor
-    """.split()
-)
-OPEN = {"mem_len", "quant_noise_pq_block_size"}  # taken from the checkpoint, but another value is no mistake
-# Weights that may have another shape in a checkpoint.
-OTHER_SHAPE = re.compile(r"attn\.|^classification_heads\.|^gate_method\.")
-# Sizes of the weights only with learned positions.
-POSITIONS = {"max_source_positions": "encoder_learned_pos", "max_target_positions": "decoder_learned_pos"}
 # Defaults of the parsers of tasks and of RoBERTa, which do not show that an option is given.
-PARSER_DEFAULTS = {"quant_noise_pq": 0, **{name: getattr(TransformerConfig(), name) for name in POSITIONS}}
+PARSER_DEFAULTS = {"quant_noise_pq": 0, "max_source_positions": 1024, "max_target_positions": 1024}
 
 
 def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
-    """Complete and check the options of a training by those of the checkpoint that it starts from, in place.
+    """Complete the options of a training by those of the checkpoint that it starts from, in place.
 
     fairseq calls a preset with the options that it has just parsed, and again for every checkpoint that it loads; only
     the former are changed.
@@ -71,13 +49,10 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
     Returns:
         The options that are taken from the checkpoint
 
-    Raises:
-        ValueError: for options that differ from those of the checkpoint or cannot work here
     """
     run = _run(args)
     if run is None:
         return {}
-    check_precision(run)
     if (dtype := getattr(args, "inference_dtype", None)) not in (None, DEFAULTS["inference_dtype"]):
         logger.info(f"{_flag('inference_dtype', dtype)} has no effect on training and validation")
     path = starting_checkpoint(run)
@@ -90,9 +65,7 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
             register_stand_ins(unknown, stock_name(model_class))
         stored = _stored(model_class, model_args(state))
     except ValueError as error:
-        logger.warning(
-            f"the options of the model are not compared with those of the checkpoint ({error}): give all of them"
-        )
+        logger.warning(f"the options of the model are not taken from the checkpoint ({error}): give all of them")
         return {}
     return _take(model_class, args, stored, path)
 
@@ -124,15 +97,6 @@ def _run(args: Any) -> argparse.Namespace | None:
     return argparse.Namespace(**{**beside.common, **beside.checkpoint})
 
 
-def check_precision(run: argparse.Namespace) -> None:
-    """Raise ValueError for half precision where fairseq would end with a traceback."""
-    if getattr(run, "tpu", False) and importlib.util.find_spec("torch_xla") is None:
-        raise ValueError("--bf16 makes fairseq-train use a TPU, but torch_xla is not installed: leave it out")
-    half = getattr(run, "fp16", False) and not getattr(run, "memory_efficient_fp16", False)
-    if half and not torch.cuda.is_available():
-        raise ValueError("--fp16 needs a GPU, but torch finds none: leave it out")
-
-
 def starting_checkpoint(run: argparse.Namespace) -> str | None:
     """Return the checkpoint that fairseq will load, None if there is none; see `fairseq.checkpoint_utils`."""
     restored = getattr(run, "restore_file", None) or DEFAULT_FILE
@@ -144,64 +108,35 @@ def starting_checkpoint(run: argparse.Namespace) -> str | None:
     return next((path for path in candidates if path and os.path.isfile(path)), None)
 
 
-def check_dimensions(model: Any, weights: Mapping[str, Any]) -> None:
-    """Raise ValueError if embeddings, layer norms or feed-forward blocks of a checkpoint have other sizes."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if not OTHER_SHAPE.search(name)}
-    stored = {name: tuple(weights[name].shape) for name in shapes if name in weights}
-    different = [name for name, shape in stored.items() if shape != shapes[name]]
-    if different:
-        name = different[0]
-        raise ValueError(
-            f"{name} has the shape {stored[name]} in the checkpoint and {shapes[name]} in the model (the first of "
-            f"{len(different)} such weights): give all sizes of the checkpoint as options, and data binarised with "
-            "its dictionaries"
-        )
-
-
 def _stored(model_class: Any, stored: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a checkpoint that change its function."""
     args = argparse.Namespace(**flat_options(vars(stored)))
-    compared = {*vars(args), *transformer_options()} - FREE  # a model may start from one of another family
+    names = {*vars(args), *transformer_options()} - FREE  # a model may start from one of another family
     model_class.set_defaults(args)
     if len(model_class.stacks) == 2:  # what is not stored has the default that fairseq's transformer declares
         usual = TransformerConfig()
-        for name in sorted(compared - vars(args).keys()):
+        for name in sorted(names - vars(args).keys()):
             if (value := getattr(usual, name, None)) is not None:
                 setattr(args, name, value)
-    compared -= {name for name, learned in POSITIONS.items() if not getattr(args, learned, False)}
-    return {name: value for name, value in _known_options(model_class, vars(args)).items() if name in compared}
-
-
-def _known_options(model_class: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of fairseq's transformers, and those of `OF_MODELS`, that the stock model has."""
-    known = transformer_options().keys() | OF_MODELS
-    return {name: value for name, value in vars(model_options(options, model_class.stock)).items() if name in known}
+    found = vars(model_options(vars(args), model_class.stock))
+    return {name: value for name, value in found.items() if name in names & transformer_options().keys()}
 
 
 def _take(model_class: Any, args: Any, stored: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Set the options in `args` that are not given, and return them. Raise ValueError for those that differ."""
-    given = {name: value for name, value in _given(args) if name in stored}
-    given = {name: value for name, value in given.items() if value not in (None, "", PARSER_DEFAULTS.get(name))}
-    given = _known_options(model_class, given)
-    different = [
-        f"{_flag(name, given[name])} (checkpoint: {'not set' if value is False else quoted(value)})"
-        for name, value in stored.items()
-        if name in given and name not in OPEN and not _same(name, given[name], value)
-    ]
-    if different:
-        raise ValueError(
-            f"the options of the model differ from those of the checkpoint {path}: {', '.join(different)}; leave these "
-            "options out: they are taken from the checkpoint"
-        )
+    """Set the options in `args` that are not given, and return them. Log those that are given and differ."""
+    given = {name: value for name, value in _given(args) if value not in (None, "", PARSER_DEFAULTS.get(name))}
+    given = vars(model_options(given, model_class.stock))
+    if different := [_flag(name, given[name]) for name in stored if name in given and given[name] != stored[name]]:
+        logger.warning(printable(f"{' '.join(different)} given, but the checkpoint {path} has other values"))
+    taken = {name: value for name, value in stored.items() if name not in given}
+    for name, value in taken.items():
+        _set(args, name, value)
     usual = argparse.Namespace()
     model_class.set_defaults(usual)
-    missing = {name: value for name, value in stored.items() if name not in given}
-    for name, value in missing.items():
-        _set(args, name, value)
-    unusual = [_flag(name, value) for name, value in missing.items() if value != getattr(usual, name, value)]
+    unusual = [_flag(name, value) for name, value in taken.items() if value != getattr(usual, name, value)]
     if unusual:
         logger.info(printable(f"options of the model taken from {path}: {' '.join(unusual)}"))
-    return missing
+    return taken
 
 
 def _given(args: Any) -> Iterator[tuple[str, Any]]:
@@ -211,12 +146,6 @@ def _given(args: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}_{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield name, value
-
-
-def _same(name: str, given: Any, stored: Any) -> bool:
-    if name == "ffn_dims":
-        return parse_ffn_dims(given) == parse_ffn_dims(stored)
-    return bool(given) == bool(stored) if name == "quant_noise_pq" else given == stored
 
 
 def _set(args: Any, name: str, value: Any) -> None:

@@ -81,8 +81,7 @@ def option(
 class HeadOptions:
     """The options of this plugin for one model, parsed and checked.
 
-    Each field is an option of `fairseq-train` of the same name, except `drops_layers`: whether layers are removed from
-    a model that is loaded (--encoder-layers-to-keep), so that `target_heads` may be of more heads than stay.
+    Each field is an option of `fairseq-train` of the same name.
 
     With `gate_init` 2.5 and the method l0, a model that starts from a checkpoint computes what the checkpoint computes.
     A gate must move by about 5 in log_alpha to close: 50 times a learning rate of 0.001 is 0.05 for each update, so
@@ -241,7 +240,6 @@ class HeadOptions:
         parse_inference_dtype,
         (str,),
     )
-    drops_layers: bool = False
 
     def __post_init__(self) -> None:
         if self.remove_heads and self.alive_heads is None:
@@ -289,9 +287,8 @@ class HeadOptions:
         }
         if self.target_heads is not None:
             heads = Counter(each for layer, each in zip(layers, layer_types, strict=True) for _ in layer.theta)
-            target = self.target_heads.at_most(heads) if self.drops_layers else self.target_heads
             try:
-                settings["target"] = target.counts(heads)
+                settings["target"] = self.target_heads.counts(heads)
             except ValueError as error:
                 raise ValueError(f"--target-heads: {error}") from None
             settings["warmup"] = self.sparsity_warmup_updates

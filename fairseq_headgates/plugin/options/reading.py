@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from fairseq_headgates.heads import HeadTable, as_mask
 from fairseq_headgates.messages import PROGRAM, fail, quoted
 from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
-from fairseq_headgates.plugin.options.layerdrop import dims_of_layers, layers_to_keep, mask_of_layers
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 
 logger = logging.getLogger(__name__)
@@ -33,16 +32,21 @@ def read_options(args: Any) -> HeadOptions:
     if OmegaConf.is_config(args):
         refuse_misspelt(args)
     values = {name: option_value(args, name) for name in OPTIONS}
-    values["alive_heads"] = _mask(args, values["alive_heads"])
-    values["ffn_dims"] = values["ffn_dims"] and dims_of_layers(values["ffn_dims"], args)
-    return HeadOptions(**values, drops_layers=bool(layers_to_keep(args)))
+    values["alive_heads"] = _mask(values["alive_heads"])
+    by_layer = [name for name in ("alive_heads", "ffn_dims", "target_heads") if values[name] is not None]
+    if by_layer and (getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)):
+        raise ValueError(
+            f"LayerDrop (--encoder-layers-to-keep, --decoder-layers-to-keep) cannot be combined with --"
+            f"{by_layer[0].replace('_', '-')}: leave one of them out"
+        )
+    return HeadOptions(**values)
 
 
-def _mask(args: Any, value: str | Mapping[str, Any] | None) -> HeadTable | None:
+def _mask(value: str | Mapping[str, Any] | None) -> HeadTable | None:
     if value is None:
         return None
     try:
-        return mask_of_layers(read_mask(value) if isinstance(value, str) else as_mask(value), args)
+        return read_mask(value) if isinstance(value, str) else as_mask(value)
     except ValueError as error:
         raise ValueError(f"--alive-heads: {error}") from None
 

@@ -18,7 +18,6 @@ from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, check_shape, parse_mask
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, HeadOptions, option_value
-from fairseq_headgates.plugin.options.layerdrop import side_of
 from fairseq_headgates.plugin.options.stored import l0_end, model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 from fairseq_headgates.safety.reading import is_checkpoint_file
@@ -107,7 +106,7 @@ def _sizes(weights: Mapping[str, Tensor], args: argparse.Namespace) -> dict[str,
         raise ValueError("it has several stacks of layers: write its mask with headgates show --out")
     sizes = {}
     for (attention_type, _), weight in zip(places, outputs.values(), strict=True):
-        option = f"{side_of(attention_type)}_attention_heads"
+        option = f"{'encoder' if attention_type == 'enc-self' else 'decoder'}_attention_heads"
         heads = getattr(args, option)
         if weight.dim() != 2 or not 1 <= heads <= len(weight):
             raise ValueError(f"the stored option {option} is {heads}: it does not fit the weights")

@@ -12,7 +12,6 @@ from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.messages import quoted
-from fairseq_headgates.plugin.options.layerdrop import SIDES
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
 
@@ -42,6 +41,8 @@ def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
 
     return parse
 
+
+SIDES = ("encoder", "decoder")
 
 parse_method = one_of("method", METHODS)
 parse_inference_dtype = one_of("inference dtype", DTYPES)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.models.transformer_align import TransformerAlignModel
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.ctranslate2 import DICTIONARY, convert, ctranslate2
@@ -200,13 +199,9 @@ def test_export_leaves_the_model_unchanged(tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_returned_attention_is_that_of_fairseq(own, tmp_path):
-    """The mean over the heads that are left in the last layer; of `transformer_align`, over its alignment heads."""
-    model = make_model(alignment_layer=0, alignment_heads=2, full_context_alignment=False)
-    if own:
-        model = TransformerAlignModel(model.encoder, model.decoder, model.args)
-    model = without_heads(model, {**SOME, "dec-enc": [[1, 1, 0, 1], [0, 1, 1, 0]]}).eval()
+def test_returned_attention_is_that_of_fairseq(tmp_path):
+    """The mean over the heads that are left in the last layer."""
+    model = without_heads(make_model(), {**SOME, "dec-enc": [[1, 1, 0, 1], [0, 1, 1, 0]]}).eval()
     (source,) = make_sentences(4, number=1)
     found = convert(model, tmp_path).translate_batch(
         words([source]), beam_size=1, max_decoding_length=5, min_decoding_length=5, return_attention=True

@@ -1,5 +1,6 @@
 """Models that are built with removed heads: from scratch, with gates on the others, from a pruned checkpoint."""
 
+import argparse
 import copy
 import json
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from support.checkpoints import assert_same_tensors
-from support.models import logits, make_batch, make_gated, make_task
+from support.models import logits, make_args, make_batch, make_gated, make_task
 from support.pruning import (
     CLOSED,
     OPEN,
@@ -127,85 +128,23 @@ def test_weights_of_another_number_of_heads_are_refused(pruned_first, capsys):
 
 # --- LayerDrop at inference: some layers of a checkpoint --------------------------------------------------------------
 
-LAYERS = {"encoder_layers": 3, "decoder_layers": 3}
-MASK = {
-    "enc-self": [[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]],
-    "dec-self": [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 1]],
-    "dec-enc": [[1, 1, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1]],
-}
-TARGETS = {
-    "11": "lagrangian",
-    "0.4": "subset",
-    "enc-self=7,dec-enc=4": "subset",
-    "enc-self=0.75,dec-enc=1": "lagrangian",
-}
-WITH_LAYERS = {
-    "open": {},
-    "masked": {"alive_heads": inline(MASK)},
-    "removed": {"alive_heads": inline(MASK), "remove_heads": True},
-    "gated": {"gate_heads": "enc-self,dec-enc", "gate_lr_scale": 1.0},
-    "gates on removed": {"alive_heads": inline(MASK), "remove_heads": True, "gate_heads": "dec-enc"},
-    **{
-        f"{method} {target}": {"gate_heads": "enc-self,dec-enc", "sparsity_method": method, "target_heads": target}
-        for target, method in TARGETS.items()
-    },
-}
-BOTH = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "2,1"}
-ENCODER, DECODER = {"encoder_layers_to_keep": "1"}, {"decoder_layers_to_keep": "0"}
-KEPT = [
-    *((name, BOTH) for name in WITH_LAYERS),
-    *((name, ENCODER) for name in ("removed", "subset enc-self=7,dec-enc=4")),
-    *((name, DECODER) for name in ("gates on removed", "lagrangian enc-self=0.75,dec-enc=1")),
-]
+KEPT = {"encoder_layers_to_keep": "1", "decoder_layers_to_keep": "0"}
 
 
-def with_layers(name):
-    """A model of three layers with random gates, and its options as a checkpoint has them."""
-    model = stirred(make_gated(arch="transformer_head_gates", **LAYERS, **WITH_LAYERS[name]))
-    generator = torch.Generator().manual_seed(4)
-    for module in attention_modules(model):
-        if module.attention.gate is not None:
-            theta = module.attention.gate.theta
-            theta.data.copy_(3 * torch.randn(theta.shape, generator=generator))
-    return model
+def test_a_gated_checkpoint_can_be_loaded_with_some_of_its_layers():
+    """fairseq renumbers the layers, and their gates."""
+    whole = stirred(make_gated(arch="transformer_head_gates", gate_heads="enc-self,dec-enc"))
+    state = {"args": argparse.Namespace(**{**vars(whole.args), **KEPT}), "cfg": None, "model": whole.state_dict()}
+    found = build_model(state)
+    for side, layer in (("encoder", 1), ("decoder", 0)):
+        stack = getattr(whole, side)
+        stack.layers, stack.num_layers = torch.nn.ModuleList([stack.layers[layer]]), 1
+    torch.testing.assert_close(logits(found, make_batch()), logits(whole, make_batch()))
 
 
-def of_layers(model, kept):
-    """The model without its other layers, cut by hand."""
-    for side in ("encoder", "decoder"):
-        keep = sorted(map(int, kept.get(f"{side}_layers_to_keep", "0,1,2").split(",")))
-        stack = getattr(model, side)
-        stack.layers = torch.nn.ModuleList([stack.layers[i] for i in keep])
-        stack.num_layers = len(keep)
-    return model
-
-
-@pytest.mark.parametrize(("name", "kept"), KEPT, ids=lambda value: value if isinstance(value, str) else None)
-def test_a_checkpoint_can_be_loaded_with_some_of_its_layers(name, kept):
-    whole = with_layers(name)
-    args, weights = copy.deepcopy(whole.args), whole.state_dict()
-    values = gate_values(whole)
-    expected = logits(of_layers(whole, kept), make_batch())
-    for option, value in kept.items():
-        setattr(args, option, value)
-    state = {"args": copy.deepcopy(args), "cfg": None, "model": weights}
-    built = build_model(state)
-    loaded = TransformerHeadGatesModel.build_model(args, make_task()).eval()
-    loaded.load_state_dict(weights, strict=True, model_cfg=args)
-    again = TransformerHeadGatesModel.build_model(copy.deepcopy(args), make_task()).eval()  # saved, and loaded
-    again.load_state_dict(loaded.state_dict(), strict=True, model_cfg=args)
-    for model in (built, loaded, again):
-        torch.testing.assert_close(logits(model, make_batch()), expected, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(logits(prune(model), make_batch()), expected, atol=1e-5, rtol=1e-5)
-        for attention_type, gates in gate_values(model).items():
-            side = "encoder" if attention_type == "enc-self" else "decoder"
-            keep = sorted(map(int, kept.get(f"{side}_layers_to_keep", "0,1,2").split(",")))
-            torch.testing.assert_close(gates, values[attention_type][keep])
-
-
-def test_layers_to_keep_beyond_the_mask_are_refused(capsys):
-    args = with_layers("removed").args
-    args.encoder_layers_to_keep = "0,3"
-    with pytest.raises(SystemExit):
-        TransformerHeadGatesModel.build_model(args, make_task())
-    assert "--encoder-layers-to-keep names layer 3: the encoder has the layers 0 to 2" in capsys.readouterr().err
+def test_what_is_counted_by_layer_cannot_be_combined_with_layers_to_keep(capsys):
+    for option in ({"alive_heads": inline({"enc-self": [[1, 0, 1, 1]] * 2})}, {"ffn_dims": '{"encoder": [3, 3]}'}):
+        args = make_args(**option, **KEPT)
+        with pytest.raises(SystemExit):
+            TransformerHeadGatesModel.build_model(args, make_task())
+        assert "LayerDrop" in capsys.readouterr().err
