@@ -156,6 +156,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         stacks = [module for side, module in model_class.stacks_in(weights) if side in model_class.reads_tokens]
         task = _task_of(stacks, weights, args)
         check_sizes(args, weights, task, model_class)
+        model_class.set_defaults(args)
         model: Any = model_class.build_checked(args, task)
         weights = model.of_layers_to_keep(weights, args)
         model.upgrade_checked(weights)

@@ -21,7 +21,7 @@ from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS, TargetGates
 from fairseq_headgates.inference.beam_stacks import BeamDecoder, use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
-from fairseq_headgates.plugin.models.presets import base_preset, gated_name, presets_of, stock_name
+from fairseq_headgates.plugin.models.presets import base_preset, gated_name, preset_of, presets_of, stock_name
 from fairseq_headgates.plugin.models.start import (
     MARK,
     PARSED,
@@ -35,6 +35,7 @@ from fairseq_headgates.plugin.options.layerdrop import layer_numbers, side_of, w
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
 from fairseq_headgates.plugin.options.stored_mask import evaluation_gates
 from fairseq_headgates.plugin.options.values import parse_inference_dtype, parse_inference_mode
+from fairseq_headgates.safety.checkpoint import architecture
 from fairseq_headgates.safety.options import check_evaluated
 
 logger = logging.getLogger(__name__)
@@ -130,8 +131,8 @@ class HeadGatesMixin:
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:
-        """Set the options that `args` leaves open, as fairseq does for `stock`."""
-        base_preset(cls.stock)(args)
+        """Set the options that `args` leaves open, as fairseq does for their architecture, or else for `stock`."""
+        preset_of(cls.stock, architecture(args))(args)
 
     @classmethod
     def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -278,8 +279,8 @@ def register_presets(model: str) -> None:
     """Register the counterpart of every architecture of the stock model, and of the model itself."""
     model_class = MODEL_REGISTRY[model]
     name, base = stock_name(model_class.stock), base_preset(model_class.stock)
-    for architecture, preset in {name: base, **presets_of(model_class.stock)}.items():
-        register_preset(model, gated_name(architecture, name), preset)
+    for each, preset in {name: base, **presets_of(model_class.stock)}.items():
+        register_preset(model, gated_name(each, name), preset)
 
 
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
