@@ -47,12 +47,15 @@ def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple
         The checkpoint and its model, in evaluation mode, on the CPU
 
     Raises:
-        ValueError: in one line that names the file
+        ValueError: in one line that names the file, also for weights that are not finite
     """
     state, notice = load_checkpoint(path, trust), ""
     try:
         state, notice = with_known_names(state, arch)
         model = build_model(state)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise ValueError(f"its weight {name} has inf or NaN: take a checkpoint from before the training failed")
     except ValueError as error:
         raise ValueError(f"{path}: {error}" + f" ({notice})" * bool(notice)) from None
     warn_once(notice)
