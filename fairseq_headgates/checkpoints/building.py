@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,12 +46,15 @@ def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple
         The checkpoint and its model, in evaluation mode, on the CPU
 
     Raises:
-        ValueError: in one line that names the file
+        ValueError: in one line that names the file, also for weights that are not finite
     """
     state, notice = load_checkpoint(path, trust), ""
     try:
         state, notice = with_known_names(state, arch)
         model = build_model(state)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise ValueError(f"its weight {name} has inf or NaN: take a checkpoint from before the training failed")
     except ValueError as error:
         raise ValueError(f"{path}: {error}" + f" ({notice})" * bool(notice)) from None
     warn_once(notice)
@@ -155,6 +157,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
     try:
         stacks = [module for side, module in model_class.stacks_in(weights) if side in model_class.reads_tokens]
         task = _task_of(stacks, weights, args)
+        model_class.set_defaults(args)
         _check_layers(args, weights, model_class)
         model: Any = model_class.build_checked(args, task)
         model.upgrade_checked(weights)
@@ -173,8 +176,6 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], model_class: type[HeadGatesMixin]) -> None:
     """Raise ValueError for more layers than are stored: building them could take without end."""
-    args = copy.deepcopy(args)
-    model_class.set_defaults(args)
     for side, stack in model_class.stacks_in(weights):
         layer, number = re.compile(rf"{re.escape(stack)}\.(?:\w+_)?layers\.(\d+)\."), getattr(args, f"{side}_layers")
         stored = len({match[1] for name in weights if (match := layer.match(name))})

@@ -34,7 +34,7 @@ from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
-from fairseq_headgates.plugin.models.recognition import with_known_names
+from fairseq_headgates.plugin.models.recognition import HIDDEN, with_known_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, transformer_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
@@ -84,6 +84,8 @@ def prune_checkpoint(
     pattern = getattr(model_args(state), "freeze_params", None)
     remembered = state.get("last_optimizer_state") if optimizer else None
     args = _pruned_options(model_args(state), kept_mask(cut.model))
+    assumed = HIDDEN.keys() - flat_options(vars(args)).keys()
+    vars(args).update({name: value for name, value in vars(model.args).items() if name in assumed})
     if neurons:
         args.ffn_dims = json.dumps(ffn_dims(cut.model))
     if inference_dtype is not None:

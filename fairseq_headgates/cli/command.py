@@ -120,7 +120,9 @@ class Options:
             try:
                 mode = os.stat(path).st_mode
             except OSError as error:
-                raise ValueError(f"cannot read {what} {quoted(path)} ({error.strerror}): check the path") from None
+                several = "," in path and what == "the checkpoint"
+                hint = f"separate checkpoints by colons, {path.replace(',', ':')}" if several else "check the path"
+                raise ValueError(f"cannot read {what} {quoted(path)} ({error.strerror}): {hint}") from None
             if stat.S_ISDIR(mode) and what not in FOLDERS:
                 raise ValueError(f"cannot read {what} {quoted(path)} (it is a folder): give a file")
         for path in self.files_to_write().values():

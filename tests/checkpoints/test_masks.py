@@ -99,6 +99,7 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
         ({}, (0, torch.zeros(5))),
         ({}, (7, torch.zeros(4))),
         ({}, (0, 1)),
+        ({}, (0, torch.tensor([1, float("nan"), 1, 1]))),
     ],
 )
 def test_checkpoints_without_a_mask_are_refused_in_one_line(options, gates, tmp_path):

@@ -11,7 +11,7 @@ from support.hostile import save
 
 from fairseq_headgates import HeadTable
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 
 
@@ -33,6 +33,16 @@ def test_a_file_that_would_run_code_is_refused_unless_it_is_trusted(tmp_path):
     assert "\n" not in str(error.value) and not marker.exists()
     assert load_checkpoint(str(path), trust=True)["extra_state"]["x"].name == str(marker)
     assert marker.exists()  # the file would have done it
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_named(value, tmp_path):
+    """Every command loads its model so: nothing is computed, and no mask drawn from a gate that is NaN."""
+    state, name = small_state(small_gated()), "decoder.layers.0.fc1.weight"
+    load_model(save(state, tmp_path / "x.pt"))
+    state["model"][name][0, 1] = value
+    with pytest.raises(ValueError, match=rf"x\.pt: its weight {name} has inf or NaN: take"):
+        load_model(save(state, tmp_path / "y.x.pt"))
 
 
 @pytest.mark.parametrize("trust", [False, True])

@@ -37,6 +37,10 @@ from fairseq_headgates.evaluation import metrics
         ("curve --scores=", "argument --scores: the value is empty: give a name"),
         # files, subsets and folders
         ("score --method gate --path /dev/null:/dev/zero", "--path names 2 checkpoints"),
+        (
+            "score --method gate --path a.pt,b.pt",
+            "directory): separate checkpoints by colons, a.pt:b.pt",
+        ),
         ("score --method gate --out /nowhere/x.json", "cannot write /nowhere/x.json"),
         ("score --method gate --out -", "the output is '-', but it cannot be standard output"),
         ("score --method gate --gen-subset dev", "there is no subset 'dev' in"),

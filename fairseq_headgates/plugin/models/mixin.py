@@ -20,7 +20,7 @@ from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.inference.beam_stacks import use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
-from fairseq_headgates.plugin.models.presets import base_preset, gated_name, presets_of, stock_name
+from fairseq_headgates.plugin.models.presets import base_preset, gated_name, preset_of, presets_of, stock_name
 from fairseq_headgates.plugin.models.start import (
     MARK,
     PARSED,
@@ -31,6 +31,7 @@ from fairseq_headgates.plugin.models.start import (
 from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
+from fairseq_headgates.safety.checkpoint import architecture
 from fairseq_headgates.safety.options import check_evaluated
 
 logger = logging.getLogger(__name__)
@@ -122,8 +123,8 @@ class HeadGatesMixin:
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:
-        """Set the options that `args` leaves open, as fairseq does for `stock`."""
-        base_preset(cls.stock)(args)
+        """Set the options that `args` leaves open, as fairseq does for their architecture, or else for `stock`."""
+        preset_of(cls.stock, architecture(args))(args)
 
     @classmethod
     def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -240,8 +241,8 @@ def register_presets(model: str) -> None:
     """Register the counterpart of every architecture of the stock model, and of the model itself."""
     model_class = MODEL_REGISTRY[model]
     name, base = stock_name(model_class.stock), base_preset(model_class.stock)
-    for architecture, preset in {name: base, **presets_of(model_class.stock)}.items():
-        register_preset(model, gated_name(architecture, name), preset)
+    for each, preset in {name: base, **presets_of(model_class.stock)}.items():
+        register_preset(model, gated_name(each, name), preset)
 
 
 def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:

@@ -36,6 +36,14 @@ def base_preset(stock: type) -> Preset:
     return presets.get(stock_name(stock)) or next(iter(presets.values()))
 
 
+def preset_of(stock: type, architecture: str) -> Preset:
+    """Return the preset of an architecture of a model, with gates or without, as fairseq does when it loads it.
+
+    For another name, return that of the architecture with the name of the model.
+    """
+    return presets_of(stock).get(architecture.replace("_head_gates", "")) or base_preset(stock)
+
+
 def with_defaults(preset: Preset, options: type, args: Any) -> None:
     """Set what `args` leaves open: by a preset, then by the defaults of the options of the model, a dataclass.
 

@@ -1,6 +1,6 @@
 """Checkpoints with names that fairseq does not know: the architectures, criterions and tasks of their authors.
 
-The options of a checkpoint hold all sizes of its model, so its family is enough to build it. Code of the authors is not
+The options of a checkpoint hold the sizes of its model, so its family is enough to build it. Code of the authors is not
 needed. fairseq itself reads no options with unknown names.
 """
 
@@ -30,6 +30,8 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask, register_task
 from torch import Tensor
 
 from fairseq_headgates.messages import printable, quoted
+from fairseq_headgates.plugin.models.presets import base_preset, preset_of
+from fairseq_headgates.plugin.options.stored import flat_options
 from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,13 @@ FAMILIES = {
     "transformer": Family(r"decoder\.layers\.\d+\.encoder_attn\."),
     "transformer_lm": Family(r"decoder\.layers\.\d+\.self_attn\.", "language_modeling", "cross_entropy"),
 }
+# Options that change what a model computes, but not the names or shapes of its weights (the norms: not of all weights).
+HIDDEN = dict.fromkeys(
+    """
+    encoder_attention_heads decoder_attention_heads activation_fn encoder_normalize_before decoder_normalize_before
+    no_scale_embedding no_token_positional_embeddings cross_self_attention pos_enc_type src_embedding_copy
+    """.split()
+)
 
 # How a name is registered, with the base class of what it names. The last three need a dataclass of options, too.
 REGISTER: dict[str, tuple[Callable[..., Any], type, bool]] = {
@@ -105,13 +114,28 @@ def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> tuple
     if unknown:
         words = {"arch": "architecture"}
         lines = [f"{words.get(kind, kind)} {quoted(name)} by {replaced[kind]}" for kind, name in unknown.items()]
-        hint = (
-            " (which the names of the weights show; --arch chooses another)"
-            if "arch" in unknown and arch is None
-            else ""
-        )
-        notice = f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}"
+        notice = f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}"
+        if "arch" in unknown and arch is None:
+            notice += " (which the names of the weights show; --arch chooses another)"
+        if assumed := assumed_options(model_args(state), model) if model and "arch" in unknown else {}:
+            values = ", ".join(f"{name} {value}" for name, value in assumed.items())
+            notice += (
+                f"; options that neither the checkpoint nor its weights show are assumed to be those of {model}: "
+                f"{values} (if one is wrong, pass --arch with an architecture of fairseq that has the right ones)"
+            )
     return (_with_names(state, replaced) if replaced else dict(state)), notice
+
+
+def assumed_options(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """Return those of `HIDDEN` that are not stored, with their values in fairseq's architecture `model`."""
+    preset, stored = argparse.Namespace(), flat_options(vars(args))
+    preset_of(_stock(model), model)(preset)
+    return {name: vars(preset)[name] for name in HIDDEN if name in vars(preset) and name not in stored}
+
+
+def _stock(architecture: str) -> Any:
+    """Return the model of one of fairseq's architectures."""
+    return ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY[architecture]
 
 
 @cache
@@ -163,7 +187,7 @@ def register_stand_ins(names: Mapping[str, str], model: str) -> None:
         if name in _known(kind):
             continue
         if kind == "arch":
-            register_model_architecture(model, name)(lambda args: None)
+            register_model_architecture(model, name)(base_preset(_stock(model)))
             continue
         register, base, has_options = REGISTER[kind]
         options = (FairseqDataclass,) if has_options else ()

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from fairseq.models import register_model
 from fairseq.models.roberta import RobertaModel
-from fairseq.models.roberta.model import base_architecture
 from torch import Tensor
 
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, register_presets
@@ -23,10 +22,10 @@ class RobertaHeadGatesModel(HeadGatesMixin, RobertaModel):
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:
-        """Set the options that `args` leaves open, as fairseq does for `roberta`."""
+        """Set the options that `args` leaves open, as fairseq does for their architecture, or else for `roberta`."""
         if getattr(args, "max_positions", None) is None and getattr(args, "tokens_per_sample", None) is not None:
             args.max_positions = args.tokens_per_sample
-        base_architecture(args)
+        super().set_defaults(args)
 
     @classmethod
     def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.messages import printable
 from fairseq_headgates.plugin.models.presets import stock_name
-from fairseq_headgates.plugin.models.recognition import register_stand_ins, unknown_names
+from fairseq_headgates.plugin.models.recognition import assumed_options, register_stand_ins, unknown_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, model_options, transformer_options
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
@@ -64,6 +64,11 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
             _set(args, UNKNOWN, unknown)
             register_stand_ins(unknown, stock_name(model_class))
         stored = _stored(model_class, model_args(state))
+        if assumed := assumed_options(model_args(state), stock_name(model_class)) if "arch" in unknown else {}:
+            stored = {name: value for name, value in stored.items() if name not in assumed}
+            logger.warning(
+                f"neither {path} nor its weights show {', '.join(assumed)}: give those that it was trained with"
+            )
     except ValueError as error:
         logger.warning(f"the options of the model are not taken from the checkpoint ({error}): give all of them")
         return {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_headgates.gates import HeadGates
 from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, check_shape, parse_mask
-from fairseq_headgates.messages import quoted
+from fairseq_headgates.messages import check_finite, quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, HeadOptions, option_value
 from fairseq_headgates.plugin.options.stored import l0_end, model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
@@ -132,6 +132,7 @@ def evaluation_gates(
     options = HeadOptions(**{name: option_value(args, name) for name in OPTIONS if name not in OF_REMOVAL})
     layers = [HeadGates(weights[name].numel(), options.distribution, lr_scale=options.gate_lr_scale) for name in names]
     for layer, name in zip(layers, names, strict=True):
+        check_finite(f"the gates {name}", weights[name])
         layer.load_state_dict({"log_alpha": weights[name].reshape(-1)})
     method = options.method(layers, [places[name][0] for name in names])
     if state:

@@ -2,11 +2,12 @@
 
 import argparse
 import copy
+from contextlib import suppress
 
 import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 from hydra.errors import MissingConfigException
@@ -21,13 +22,14 @@ from fairseq_headgates.plugin.models import recognition
 from fairseq_headgates.plugin.models.mixin import head_gates_class
 from fairseq_headgates.plugin.models.recognition import (
     FAMILIES,
+    HIDDEN,
     REGISTER,
     family_of,
     register_stand_ins,
     unknown_names,
     with_known_names,
 )
-from fairseq_headgates.plugin.models.start import UNKNOWN, register_unknown
+from fairseq_headgates.plugin.models.start import FREE, UNKNOWN, register_unknown
 
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 1, 1, 1]]})
 OWN = {"criterion": "our_loss", "task": "our_task", "optimizer": "our_sgd", "lr_scheduler": "our_slope"}
@@ -141,6 +143,50 @@ def test_a_checkpoint_that_cannot_be_built_gets_one_line(transformer, tmp_path, 
     ):
         load_model(path)
     assert not caplog.messages
+
+
+def without(state, *names):
+    """The checkpoint of a training whose code did not store these options."""
+    return {**state, "args": argparse.Namespace(**{k: v for k, v in vars(state["args"]).items() if k not in names})}
+
+
+HEADS = ("encoder_attention_heads", "decoder_attention_heads")
+
+
+def test_options_that_the_weights_do_not_show(transformer):
+    """Changed one by one: if the same weights fit and compute something else, the option is in the list."""
+    usual = argparse.Namespace()
+    ARCH_CONFIG_REGISTRY["transformer"](usual)
+    shapes, batch, hidden = shapes_of(transformer), make_batch(), []
+    others = {**dict.fromkeys(HEADS, 2), "activation_fn": "gelu"}
+    others |= {name: not value for name, value in vars(usual).items() if isinstance(value, bool)}
+    for name, other in others.items():
+        if name in FREE or name.startswith(("share_", "merge_")):  # the weights show whether they are the same
+            continue
+        with suppress(AssertionError):  # options that others belong to
+            changed = TransformerModel.build_model(make_args(**{name: other}), make_task()).eval()
+            if shapes_of(changed) == shapes:
+                changed.load_state_dict(transformer.state_dict())
+                hidden += [name] * (not torch.equal(logits(changed, batch), logits(transformer, batch)))
+    assert {*HEADS, "activation_fn", "no_scale_embedding", "no_token_positional_embeddings"} <= {*hidden} <= {*HIDDEN}
+
+
+def shapes_of(model):
+    return {name: weight.shape for name, weight in model.state_dict().items()}
+
+
+def test_options_that_nothing_shows_are_those_of_arch(transformer):
+    """The model has 4 heads, as transformer_iwslt_de_en, and transformer has 8; see fairseq.models.build_model."""
+    state = without(foreign(transformer, options=make_args()), *HEADS)
+    notice = with_known_names(state)[1]
+    assert "those of transformer: encoder_attention_heads 8, decoder_attention_heads 8 (if one is wrong, " in notice
+    known, notice = with_known_names(state, "transformer_iwslt_de_en")
+    assert "those of transformer_iwslt_de_en: encoder_attention_heads 4, decoder_attention_heads 4 (" in notice
+    model, batch = build_model(known), make_batch()
+    assert torch.equal(logits(model, batch), logits(transformer, batch))
+    smaller = prune_checkpoint(known, MASK)
+    assert smaller["args"].decoder_attention_heads == 4
+    assert "assumed" not in with_known_names(foreign(transformer, options=make_args()))[1]
 
 
 def test_arch_decides():

@@ -123,6 +123,17 @@ def test_options_that_differ_are_logged(caplog, tmp_path):
         caplog.clear()
 
 
+def test_options_that_a_checkpoint_of_others_does_not_store(caplog, tmp_path):
+    """Its architecture is unknown: what fairseq's has may be wrong, so the options of the training count."""
+    path, heads = tmp_path / "a.pt", ["--encoder-attention-heads", 4, "--decoder-attention-heads", 4]
+    save(path, arch="theirs")
+    state = torch.load(path, weights_only=False)
+    del state["args"].encoder_attention_heads, state["args"].decoder_attention_heads
+    torch.save(state, path)
+    assert parse_translation("--finetune-from-model", path, *heads).decoder_attention_heads == 4
+    assert "show encoder_attention_heads, decoder_attention_heads: give" in caplog.text
+
+
 def test_a_preset_that_cannot_have_the_options_of_the_checkpoint(refused, tmp_path):
     """fairseq's presets of language models are pre-norm."""
     save(tmp_path / "a.pt", TransformerLanguageModel, make_lm_args(), arch="transformer_lm")
