@@ -65,7 +65,7 @@ def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
     # These register what they contain.
     from fairseq_headgates.plugin.criterions import losses  # noqa: F401
-    from fairseq_headgates.plugin.models import families, language_model, roberta, transformer  # noqa: F401
+    from fairseq_headgates.plugin.models import bart, language_model, roberta, transformer  # noqa: F401
     from fairseq_headgates.safety.objects import allow_stored_objects
 
     load_extensions("plugin")

@@ -75,7 +75,6 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
     EOS, <s> and tokens of languages are excluded from keys and queries. The queries of a decoder are the tokens of the
     prefix, whose first is EOS.
     """
-    corpus.objective.check_text("--method confidence")
     sums = _Sums(model)
 
     def see(module: AttentionModule, weights: Tensor | None, _: Tensor) -> None:
@@ -138,7 +137,6 @@ def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:
     """Return the number of sentences, or of tokens, that each attention type is averaged over."""
     if not per_token:
         return dict.fromkeys(("enc-self", "dec-self", "dec-enc"), len(sample["target"]))
-    corpus.objective.check_text("--gradient-unit token")
     target = int(corpus.counted(sample).sum())
     source = int(sample["net_input"]["src_tokens"].ne(corpus.pad).sum())
     return {"enc-self": source, "dec-self": target, "dec-enc": target}

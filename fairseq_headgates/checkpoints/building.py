@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.features import option_features
@@ -34,7 +33,6 @@ from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, m
 logger = logging.getLogger(__name__)
 
 SPECIAL = 4  # fairseq's dictionaries begin with <s> <pad> </s> <unk>
-LANGUAGE_PAIR = re.compile(r"[\w@.]+-[\w@.]+")
 HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weight")  # of the output, one of them
 TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
 
@@ -94,29 +92,6 @@ class _Task:
         return 512  # fairseq's default for RoBERTa, where a checkpoint does not tell
 
 
-class _PairsTask(MultilingualTranslationTask):
-    """The part of a task of several language pairs that building a model needs."""
-
-    def __init__(self, weights: Mapping[str, Tensor], stacks: Iterable[str]):
-        self.dicts = {}
-        self.model_lang_pairs = list(dict.fromkeys(stack.split(".")[1] for stack in stacks))
-        for pair in self.model_lang_pairs:
-            if not LANGUAGE_PAIR.fullmatch(pair):
-                raise ValueError(f"the weights are of the language pair {quoted(pair)}: it must be as in 'en-de'")
-            for language, side in zip(pair.split("-"), ("encoder", "decoder"), strict=True):
-                self.dicts[language] = Vocabulary(_symbols(weights, f"models.{pair}.{side}.embed_tokens"))
-        self.langs = list(self.dicts)
-
-
-def _task_of(stacks: Sequence[str], weights: Mapping[str, Tensor], args: argparse.Namespace) -> Any:
-    """Return what takes the place of a task in building the model of a checkpoint with these stacks of layers."""
-    if not stacks:
-        raise ValueError("the checkpoint has no weights of a language pair")
-    if any(stack.startswith("models.") for stack in stacks):
-        return _PairsTask(weights, stacks)
-    return _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
-
-
 def _symbols(weights: Mapping[str, Tensor], name: str) -> int:
     """Return the number of symbols: of one table of embeddings, or of those of an adaptive input together.
 
@@ -155,8 +130,8 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = model_class.current_names(state["model"])
     try:
-        stacks = [module for side, module in model_class.stacks_in(weights) if side in model_class.reads_tokens]
-        task = _task_of(stacks, weights, args)
+        stacks = list(model_class.stacks.values())
+        task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
         model_class.set_defaults(args)
         _check_layers(args, weights, model_class)
         model: Any = model_class.build_checked(args, task)
@@ -176,13 +151,14 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], model_class: type[HeadGatesMixin]) -> None:
     """Raise ValueError for more layers than are stored: building them could take without end."""
-    for side, stack in model_class.stacks_in(weights):
-        layer, number = re.compile(rf"{re.escape(stack)}\.(?:\w+_)?layers\.(\d+)\."), getattr(args, f"{side}_layers")
-        stored = len({match[1] for name in weights if (match := layer.match(name))})
+    layers = {f"{side}_layers": f"{stack}.layers" for side, stack in model_class.stacks.items()}
+    if getattr(args, "character_embeddings", False):
+        layers["char_embedder_highway_layers"] = "decoder.embed_tokens.highway.layers"
+    for option, prefix in layers.items():
+        number = getattr(args, option)
+        stored = len({name[len(prefix) :].split(".")[1] for name in weights if name.startswith(f"{prefix}.")})
         if number > stored:
-            raise ValueError(
-                f"the stored option {side}_layers is {quoted(number)}, but the weights have {stored} layers"
-            )
+            raise ValueError(f"the stored option {option} is {quoted(number)}, but the weights have {stored} layers")
 
 
 def freeze_as_stored(model: nn.Module, pattern: Any) -> bool:
@@ -203,9 +179,7 @@ def safe_model_options(state: Mapping[str, Any]) -> argparse.Namespace:
     # Recomputed activations save memory in training. Here they would only cost time and hide layers from autograd.
     args.checkpoint_activations = args.offload_activations = False
     args.load_checkpoint_heads = True  # the classification heads of RoBERTa and BART
-    args.task, args.fp16 = "", False  # of a training; BART and conformers read them
-    args.encoder_freezing_updates = 0  # speech encoders have no gradient before
-    args.full_context_alignment = False  # a second pass of the decoder, for the alignment alone, which hooks would see
+    args.task, args.fp16 = "", False  # of a training; BART reads them
     return args
 
 

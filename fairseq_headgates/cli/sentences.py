@@ -14,7 +14,7 @@ from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.cli.options import ChosenSentences
 from fairseq_headgates.cli.session import Session
 from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import Classes, check_has_loss
+from fairseq_headgates.evaluation.objectives import Classes
 from fairseq_headgates.files import lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import Signature
 
@@ -22,8 +22,6 @@ from fairseq_headgates.heads import Signature
 def load(session: Session) -> tuple[nn.Module, Signature]:
     """Load the only model of --path, and return it with the signature of model and data. Raise ValueError."""
     model, origin = session.model(session.only_path())
-    check_has_loss(model)
-    session.objective.check_text(f"headgates {session.options.command}")
     return model, session.origin("" if session.options.text else session.fairseq.gen_subset).with_parts(origin)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.evaluation.binarised import check_sizes, is_empty, subset_files
 from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import Classes, Objective, check_has_loss, objective_of, options_of
+from fairseq_headgates.evaluation.objectives import Classes, Objective, objective_of, options_of
 from fairseq_headgates.evaluation.options import to_config
 from fairseq_headgates.evaluation.symbols import no_words
 from fairseq_headgates.evaluation.workers import all_reduce, device_of, gather
@@ -113,10 +113,7 @@ class Corpus:
         return self.in_order(sample["id"].tolist() for sample in self.batches)
 
     def positions(self, sample: Sample, attention_type: str, states: Tensor) -> Tensor:
-        """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B].
-
-        These are all in an encoder of speech, which has no tokens.
-        """
+        """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B]."""
         names = ("src_tokens",) if attention_type == "enc-self" else ("prev_output_tokens", "src_tokens")
         tokens = next(sample["net_input"][name] for name in names if name in sample["net_input"])
         real = tokens.ne(self.pad).transpose(0, 1)
@@ -201,7 +198,6 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
 
 def _check_task(task: Any, model: Any) -> None:
     """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
-    check_has_loss(model)
     objective, stacks = objective_of(task), stacks_of(model)
     mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
     if isinstance(objective, Classes) and len(stacks) == 2 and getattr(model, "classification_heads", None):

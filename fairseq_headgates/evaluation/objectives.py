@@ -11,12 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from fairseq.models import FairseqMultiModel
-from fairseq.models.nat import FairseqNATModel
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
-from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor, nn
 
 from fairseq_headgates.evaluation.losses import LN2, Sample, at_least_single, draw, drawn_tokens, token_losses
@@ -74,9 +71,6 @@ class Objective:
     def check(self, sample: Sample, subset: str) -> None:
         """Raise ValueError for a batch that is not one of the task."""
 
-    def check_text(self, what: str) -> None:
-        """Raise ValueError if the source is not text, which `what` needs."""
-
     def check_relevance(self) -> None:
         """Raise ValueError if there is no relevance for what the model predicts."""
 
@@ -102,20 +96,6 @@ class Objective:
         counted = self.counted(sample)
         drawn = drawn_tokens(model, sample, counted, generator)
         return {**sample, "target": sample["target"].masked_scatter(counted, drawn)}
-
-
-class Spoken(Objective):
-    """Prediction of target tokens from speech: speech translation and recognition."""
-
-    signed = ()
-
-    def dictionaries(self) -> dict[str, Any]:
-        """Return the dictionary of the decoder: an encoder of speech has none."""
-        return {"decoder": self.task.target_dictionary}
-
-    def check_text(self, what: str) -> None:
-        """Raise ValueError: the source is speech."""
-        raise ValueError(f"{what} needs tokens, but the source is speech: choose a model of text")
 
 
 class NextToken(Objective):
@@ -287,21 +267,13 @@ def _refuse(cfg: Any, **hints: str) -> None:
 # Tasks of fairseq that this package evaluates, and why not others.
 SUPPORTED = [
     *"translation translation_multi_simple_epoch".split(),
-    *"speech_to_text language_modeling multilingual_language_modeling masked_lm sentence_prediction".split(),
+    *"language_modeling multilingual_language_modeling masked_lm sentence_prediction".split(),
 ]
 UNSUPPORTED = {
-    "multilingual_translation": "its models have a transformer for each language pair; for one transformer, use "
-    "translation_multi_simple_epoch",
     "online_backtranslation": "its training data are made by the model; to evaluate it, use translation",
-    "translation_lev": "its models edit or predict all tokens at once, not the next one",
-    **dict.fromkeys(
-        ("translation_from_pretrained_bart", "translation_from_pretrained_xlm"),
-        "this version of fairseq fails with it",
-    ),
     "denoising": "fairseq draws its noise anew in every evaluation, so that losses of two models cannot be compared",
 }
 KINDS: Sequence[tuple[type, type[Objective]]] = (
-    (SpeechToTextTask, Spoken),
     (SentencePredictionTask, Classes),
     (MaskedLMTask, MaskedTokens),
 )
@@ -315,15 +287,6 @@ def check_supported(name: str) -> None:
             raise ValueError(f"--task {name} cannot be used here: {reason}")
     if task.__module__.startswith("fairseq.tasks.") and name not in SUPPORTED:
         raise ValueError(f"--task {name} cannot be used here: choose from {', '.join(SUPPORTED)}")
-
-
-def check_has_loss(model: Any) -> None:
-    """Raise ValueError for a model whose task is not supported, whatever --task is."""
-    for kind, task in ((FairseqNATModel, "translation_lev"), (FairseqMultiModel, "multilingual_translation")):
-        if isinstance(model, kind):
-            raise ValueError(
-                f"the checkpoint is a model for --task {task}, which has no loss here: {UNSUPPORTED[task]}"
-            )
 
 
 def objective_of(task: Any) -> Objective:

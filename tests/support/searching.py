@@ -49,7 +49,6 @@ FAMILIES = {
     "compressed": lambda: make_gated(ffn_dims='{"encoder": [3, 0], "decoder": [40, 1]}'),
     "language-model": lambda: make_lm(),
     "bart": lambda: of_family("bart_head_gates"),
-    "align": lambda: of_family("transformer_align_head_gates", alignment_layer=1, alignment_heads=1),
 }
 
 

@@ -114,7 +114,6 @@ def count_functions(
     Raises:
         ValueError: if trees or alignments do not match the corpus, or a dictionary has no counts
     """
-    corpus.objective.check_text("headgates functions")
     use_head_attention(model)
     counts = FunctionCounts(model, corpus, annotations)
     with evaluating(model), torch.no_grad(), hooked(model, counts.see, weights=True):

@@ -96,16 +96,12 @@ class HeadGatesMixin:
     Attributes:
         stock: fairseq's architecture, whose checkpoints this model loads
         stacks: its stacks of layers: {"encoder" or "decoder", as in the names of options: name of the module}
-        reads_tokens: those of its stacks that have embeddings of tokens
-        checkpoint_class: the model that loads its checkpoints in this plugin's commands, None for itself
         prepared_for: data type of the inference that the model is prepared for, None before
         inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`, for `make_generation_fast_`
     """
 
     stock: ClassVar[type]
     stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "decoder": "decoder"}
-    reads_tokens: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    checkpoint_class: ClassVar[type[HeadGatesMixin] | None] = None
     args: Any
     num_updates = 0
     prepared_for: str | None = None
@@ -130,11 +126,6 @@ class HeadGatesMixin:
     def current_names(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of a checkpoint by the names of today's fairseq."""
         return dict(weights)
-
-    @classmethod
-    def stacks_in(cls, weights: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-        """Return the stacks of layers of a checkpoint: ("encoder" or "decoder", name of the module)."""
-        return list(cls.stacks.items())
 
     @classmethod
     def gated_architecture(cls, name: str) -> str:
@@ -253,5 +244,4 @@ def head_gates_class(architecture: str) -> type[HeadGatesMixin] | None:
     """
     model_class = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
     classes = [each for each in MODEL_REGISTRY.values() if isinstance(each, type) and issubclass(each, HeadGatesMixin)]
-    model = next((each for each in classes if model_class in (each, each.stock)), None)
-    return model and (model.checkpoint_class or model)
+    return next((each for each in classes if model_class in (each, each.stock)), None)

@@ -45,23 +45,9 @@ class Family(NamedTuple):
     criterion: str = "label_smoothed_cross_entropy"
 
 
-NON_AUTOREGRESSIVE = ("translation_lev", "nat_loss")
-# By the names of fairseq's models. Where weights show several, the first counts, with all that the same weight shows.
+# By the names of fairseq's models; the first whose weight is there counts.
 FAMILIES = {
-    "multilingual_transformer": Family(
-        r"models\.[^.]+\.decoder\.layers\.\d+\.encoder_attn\.", "multilingual_translation"
-    ),
     "roberta": Family(r"(en|de)coder\.lm_head\.dense\.", "masked_lm", "masked_lm"),
-    "s2t_conformer": Family(r"encoder\.conformer_layers\.", "speech_to_text"),
-    "s2t_transformer": Family(r"encoder\.subsample\.", "speech_to_text"),
-    "convtransformer": Family(r"encoder\.conv\.\d", "speech_to_text"),
-    "levenshtein_transformer": Family(r"decoder\.embed_mask_ins\.", *NON_AUTOREGRESSIVE),
-    "insertion_transformer": Family(r"decoder\.pool_out\.", *NON_AUTOREGRESSIVE),
-    "nacrf_transformer": Family(r"crf_layer\.", *NON_AUTOREGRESSIVE),
-    "nonautoregressive_transformer": Family(r"decoder\.embed_length\.", *NON_AUTOREGRESSIVE),
-    "iterative_nonautoregressive_transformer": Family(r"decoder\.embed_length\.", *NON_AUTOREGRESSIVE),
-    "cmlm_transformer": Family(r"decoder\.embed_length\.", *NON_AUTOREGRESSIVE),
-    "lightconv": Family(r"decoder\.layers\.\d+\.conv\."),
     "bart": Family(r"classification_heads\."),
     "transformer": Family(r"decoder\.layers\.\d+\.encoder_attn\."),
     "transformer_lm": Family(r"decoder\.layers\.\d+\.self_attn\.", "language_modeling", "cross_entropy"),
@@ -70,7 +56,7 @@ FAMILIES = {
 HIDDEN = dict.fromkeys(
     """
     encoder_attention_heads decoder_attention_heads activation_fn encoder_normalize_before decoder_normalize_before
-    no_scale_embedding no_token_positional_embeddings cross_self_attention pos_enc_type src_embedding_copy
+    no_scale_embedding no_token_positional_embeddings cross_self_attention
     """.split()
 )
 
@@ -97,14 +83,14 @@ def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> tuple
         arch: one of fairseq's architectures, which counts instead of the one that is stored
 
     Raises:
-        ValueError: for an architecture `arch` that is unknown, or weights that fit several families
+        ValueError: for an architecture `arch` that is unknown
     """
     if arch is not None and arch not in _known("arch"):
         raise ValueError(f"--arch is {quoted(arch)}, which fairseq does not know: choose from {', '.join(FAMILIES)}")
     unknown = unknown_names(state)
     model = arch
     if arch is None and "arch" in unknown:
-        model = family_of(state["model"], unknown["arch"])
+        model = family_of(state["model"])
         if model is None:  # it is refused when the model is built
             return dict(state), ""
     replaced = _usual_names(state, unknown, model or architecture(model_args(state))) | (
@@ -155,20 +141,10 @@ def _usual_names(state: Mapping[str, Any], unknown: Mapping[str, str], model: st
     return {kind: usual.get(kind) for kind in unknown if kind != "arch"}
 
 
-def family_of(weights: Mapping[str, Tensor], name: str) -> str | None:
-    """Return the model of fairseq that weights belong to, None if they show none of `FAMILIES`.
-
-    Raise ValueError if they show several; `name` is that of their architecture, for the message.
-    """
-    patterns = dict.fromkeys(family.weight for family in FAMILIES.values())
-    shown = next((each for each in patterns if any(re.match(each, weight) for weight in weights)), None)
-    models = [model for model, family in FAMILIES.items() if family.weight == shown]
-    if len(models) > 1:
-        raise ValueError(
-            f"fairseq does not know its architecture {quoted(name)}, and its weights fit {', '.join(models)}: choose "
-            "one with --arch"
-        )
-    return next(iter(models), None)
+def family_of(weights: Mapping[str, Tensor]) -> str | None:
+    """Return the model of fairseq that weights belong to, None if they show none of `FAMILIES`."""
+    shown = (model for model, family in FAMILIES.items() if any(re.match(family.weight, name) for name in weights))
+    return next(shown, None)
 
 
 def unknown_names(state: Mapping[str, Any]) -> dict[str, str]:

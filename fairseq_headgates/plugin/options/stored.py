@@ -38,9 +38,6 @@ FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {
     "pooler_dropout": Number,
     "untie_weights_roberta": (bool, int),
     "spectral_norm_classification_head": (bool, int),
-    # of speech, which the task knows from its data
-    "input_feat_per_channel": (int,),
-    "input_channels": (int,),
     # of the all-attention model
     "persistent_vectors": (int,),
     "mem_len": (int,),

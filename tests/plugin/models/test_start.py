@@ -13,8 +13,8 @@ from fairseq.models.bart import BARTModel
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from support.any_model import build, multilingual, multilingual_task, text_task
 from support.any_model import options as any_options
+from support.any_model import text_task
 from support.classifiers import SIZES as ROBERTA_SIZES
 from support.classifiers import make_sentences, states
 from support.commands import GATED, USER_DIR
@@ -207,15 +207,6 @@ def test_bart_starts_without_the_mask_of_denoising_as_in_fairseq():
         model.load_state_dict(dict(weights))
         computed.append(logits(model, make_batch()))
     assert torch.equal(*computed)
-
-
-def test_a_model_of_several_language_pairs_takes_its_own_from_a_checkpoint_of_more():
-    before, task = multilingual(), multilingual_task()
-    task.model_lang_pairs = task.lang_pairs = ["en-fr"]
-    ours = build("multilingual_transformer_head_gates", task, lang_pairs="en-fr")
-    ours.load_state_dict(before.state_dict())
-    outputs = [logits(model.eval().models["en-fr"], make_batch()) for model in (before, ours)]
-    assert torch.equal(*outputs)
 
 
 # --- whole commands -------------------------------------------------------------------------------------------------
