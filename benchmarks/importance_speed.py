@@ -82,9 +82,9 @@ class Bench:
     def compared(self, works: dict, times: float = 1) -> dict[str, dict]:
         """Return milliseconds, and ratios to `times` times the first work."""
         seconds = timed(works, self.options)
-        base, *_ = seconds.values()
-        ratio = {name: each / base / (1 if each == base else times) for name, each in seconds.items()}
-        return {name: {"ms": 1000 * seconds[name], "ratio": ratio[name]} for name in works}
+        first, *others = seconds
+        base = {first: seconds[first], **dict.fromkeys(others, times * seconds[first])}
+        return {name: {"ms": 1000 * each, "ratio": each / base[name]} for name, each in seconds.items()}
 
     def gradient(self) -> dict[str, dict]:
         return self.compared({"training step": self.training, "gradient": partial(self.score, "gradient")})

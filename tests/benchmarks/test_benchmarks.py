@@ -76,7 +76,9 @@ def test_same_outputs(tables, toy, checkpoints):
 @pytest.mark.rehearsal
 @pytest.mark.release
 def test_memory(tables, tmp_path):
-    (rows,) = tables("memory", tmp_path, "--size", "small", *TINY, "--remove", 0.5, "--batch", 2).values()
+    (rows,) = tables(
+        "memory", tmp_path, "--size", "small", *TINY, "--remove", 0.5, "--batch", 2, "--threads", 1
+    ).values()
     assert list(rows) == ["stock", "full", "int8", "pruned 50%", "int8 pruned 50%"]
     assert rows["pruned 50%"]["file MiB"] < rows["full"]["file MiB"]
     assert all(row["peak MiB"] > 50 for row in rows.values())
