@@ -1,76 +1,57 @@
-"""Models in CTranslate2 for the benchmarks, each in a process of its own.
+"""CTranslate2 in the benchmarks: in a process of its own, except with one thread.
 
-In the process of torch, the threads of CTranslate2 would slow torch down: with more threads than cores, libgomp lets
-idle threads sleep at once instead of waiting actively for the next loop.
+In the process of torch, the threads of CTranslate2 slow torch down: with more threads than cores, libgomp lets idle
+threads sleep at once instead of waiting actively for the next loop. With one thread processor time is measured, which
+has to include that of CTranslate2.
 """
 
-import multiprocessing
-from argparse import Namespace
-from collections.abc import Callable
-from functools import partial
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 
-import ctranslate2
 import torch
-from torch import nn
+from fairseq.data import Dictionary
+from torch import Tensor, nn
 
 from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
 
 
 class Translator:
-    """CTranslate2's translator in a process of its own, with as many threads as torch."""
+    """A model that CTranslate2 evaluates, with as many threads as torch."""
 
-    def __init__(self, folder: str, compute_type: str = "default", device: str = "cpu"):
-        context = multiprocessing.get_context("spawn")
-        self._work, theirs = context.Pipe()
-        options = {"device": device, "compute_type": compute_type, "intra_threads": torch.get_num_threads()}
-        context.Process(target=serve, args=(theirs, folder, options), daemon=True).start()
-        theirs.close()
+    def __init__(self, model: nn.Module, source: Dictionary, target: Dictionary, folder: str, dtype: str, device="cpu"):
+        to_ctranslate2(model, source, target, folder, dtype)
+        options = {"device": device, "compute_type": dtype, "intra_threads": torch.get_num_threads()}
+        self._call = partial(call, folder, tuple(options.items()))
+        if options["intra_threads"] > 1:
+            self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+            self._call = partial(self._in_process, self._call)
 
-    def translate(self, *arguments: object, **options: object) -> list[list[list[str]]]:
-        """Return the hypotheses of `translate_batch` for each sentence."""
-        return self._call("translate_batch", "hypotheses", arguments, options)
+    def translate(self, sources: list[list[str]], beam: int, longest: int, **options: object) -> list[list[str]]:
+        """Return the best translation of each sentence, of at most `longest` words."""
+        options |= {"beam_size": beam, "max_decoding_length": longest + 1}
+        return [found[0] for found in self._call("translate_batch", "hypotheses", sources, **options)]
 
-    def score(self, *arguments: object) -> list[list[float]]:
-        """Return the log-probabilities of `score_batch` for each sentence."""
-        return self._call("score_batch", "log_probs", arguments, {})
+    def score(self, sources: list[list[str]], targets: list[list[str]]) -> list[list[float]]:
+        """Return the log-probabilities of the words of each target, and of its end."""
+        return self._call("score_batch", "log_probs", sources, targets)
 
-    def _call(self, *call: object) -> list:
-        self._work.send(call)
-        return self._work.recv()
-
-
-def serve(work: Connection, folder: str, options: dict) -> None:
-    """Answer calls until the other end is closed."""
-    translator = ctranslate2.Translator(folder, **options)
-    while True:
-        try:
-            method, result, arguments, options = work.recv()
-        except EOFError:
-            return
-        work.send([getattr(found, result) for found in getattr(translator, method)(*arguments, **options)])
+    def _in_process(self, work: partial, *arguments: object, **options: object) -> list:
+        return self._pool.submit(work, *arguments, **options).result()
 
 
-class Exported:
-    """A model that CTranslate2 evaluates. Raise OSError without a GPU; if its libraries are missing, a search does."""
+def call(folder: str, loading: tuple, method: str, result: str, *arguments: object, **options: object) -> list:
+    """Return one attribute of the results of a method of CTranslate2's translator."""
+    return [getattr(each, result) for each in getattr(loaded(folder, loading), method)(*arguments, **options)]
 
-    def __init__(self, model: nn.Module, folder: str, compute_type: str, device: str):
-        if device == "cuda" and not ctranslate2.get_cuda_device_count():
-            raise OSError("this CTranslate2 finds no GPU")
-        self.dictionary = model.decoder.dictionary
-        to_ctranslate2(model, self.dictionary, self.dictionary, folder, compute_type)
-        self.translator = Translator(folder, compute_type, device)
 
-    def search(
-        self, options: Namespace, source: list[list[int]], shortest: int, longest: int
-    ) -> Callable[[], list[list[list[str]]]]:
-        """Return the translation of sentences, each with `shortest` to `longest` tokens and </s> or one more token."""
-        words = [[self.dictionary[i] for i in sentence if i != self.dictionary.pad()][:-1] for sentence in source]
-        return partial(
-            self.translator.translate,
-            words,
-            beam_size=options.beam,
-            num_hypotheses=options.beam,
-            min_decoding_length=shortest,
-            max_decoding_length=longest + 1,
-        )
+@cache
+def loaded(folder: str, loading: tuple):
+    import ctranslate2
+
+    return ctranslate2.Translator(folder, **dict(loading))
+
+
+def words(dictionary: Dictionary, tokens: Tensor) -> list[str]:
+    """Return the words of a sentence, without </s> and padding."""
+    return [dictionary[i] for i in tokens.tolist() if i not in (dictionary.eos(), dictionary.pad())]

@@ -10,10 +10,6 @@ from support.recipes import RECIPES, environment, refused, run, shell
 
 pytest_plugins = ["support.machines"]
 SCRIPTS = [path for path in sorted(RECIPES.glob("*.sh")) if path.name != "slurm.sh"]
-# Benchmarks that need the files beside them.
-BENCHMARKS = [
-    path for path in sorted((RECIPES.parent / "benchmarks").glob("*.sh")) if "BASH_SOURCE" in path.read_text()
-]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -26,10 +22,10 @@ def test_a_recipe_finds_its_checkout_through_links_and_with_cdpath(script, progr
     assert found.stdout.startswith(f"{RECIPES}/lib settings.configure links/other name ") and found.stderr == ""
 
 
-@pytest.mark.parametrize("script", SCRIPTS + BENCHMARKS, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_copy_as_sbatch_makes_it_says_what_to_do(script, tmp_path):
     copy = shutil.copy(script, tmp_path / "slurm_script")
-    hint = "sbatch OPTIONS --wrap" if script in BENCHMARKS else "sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS"
+    hint = "sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS"
     refused(subprocess.run([copy], capture_output=True, text=True), f"beside this copy (sbatch makes one): {hint}")
 
 

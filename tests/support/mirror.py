@@ -1,9 +1,6 @@
 """Miniature mirrors of public corpora, in their real layouts, from a few parallel sentences.
 
-    PYTHONPATH=tests python3 -m support.mirror wmt TEXT_DIR MIRROR_DIR
-
-The recipes download corpora of millions of sentences; with DATA_DIR=MIRROR_DIR they run on these files instead. The
-command makes the WMT corpora from TEXT_DIR/{train,valid,test}.{en,ru}, plain or .gz (for benchmarks/full_size.sh).
+The recipes download corpora of millions of sentences; with DATA_DIR=MIRROR_DIR they run on these files instead.
 
 A mirror is a folder laid out `<host>/<path of the address>`, with a `SHA256SUMS`. The same sentences give the same
 files. Several mirrors may share a folder.
@@ -15,7 +12,6 @@ import gzip
 import hashlib
 import io
 import random
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,13 +21,6 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT), str(ROOT / "recipes" / "lib")]
-
-import headgates_start  # noqa: E402, F401  (before fairseq_headgates, which then does not import fairseq and torch)
-from commands import ArgumentParser, run  # noqa: E402
-from fairseq_headgates.files import decode, lines_of  # noqa: E402
 
 Item = TypeVar("Item")
 Pair = tuple[str, str]  # in the order of the languages in the corpus's name: (en, ru) or (de, en)
@@ -284,30 +273,3 @@ def alignment(films: Iterable[Sequence[SubtitlePair]]) -> str:
         groups.append('<linkGrp targType="s" fromDoc="{}" toDoc="{}" >'.format(*film[0].documents))
         groups += [*(pair.xml for pair in film), "</linkGrp>"]
     return lines(['<?xml version="1.0" encoding="utf-8"?>', '<cesAlign version="1.0">', *groups, "</cesAlign>"])
-
-
-# --- the command --------------------------------------------------------------------------------------------------
-
-
-def read_side(folder: Path, name: str) -> list[str]:
-    """Read the lines of a file, plain or .gz; characters that do not fit into a column become blanks."""
-    packed = folder / f"{name}.gz"
-    data = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / name).read_bytes()
-    return [line.replace("\t", " ").replace("\r", " ").strip() for line in lines_of(decode(data, name))]
-
-
-def read_pairs(folder: Path, split: str) -> list[Pair]:
-    return list(zip(*(read_side(folder, f"{split}.{language}") for language in ("en", "ru")), strict=True))
-
-
-def main(argv: list[str]) -> None:
-    parser = ArgumentParser(__name__, __doc__)
-    parser.add_argument("corpus", choices=["wmt"])
-    parser.add_argument("text_dir", type=Path, metavar="TEXT_DIR")
-    parser.add_argument("mirror_dir", type=Path, metavar="MIRROR_DIR")
-    args = parser.parse_args(argv)
-    make_wmt_mirror(args.mirror_dir, *(read_pairs(args.text_dir, split) for split in ("train", "valid", "test")))
-
-
-if __name__ == "__main__":
-    sys.exit(run("support.mirror", *sys.argv[1:]))

@@ -1,6 +1,5 @@
 """Which heads have a function: thresholds, planted and random attention, input that cannot be counted."""
 
-import importlib
 import itertools
 import math
 import random
@@ -11,7 +10,6 @@ import torch
 from fairseq.data import Dictionary
 from support.functions import RELATIONS, Task, annotated, found, sentences, tree_of
 from support.models import VOCABULARY, make_args
-from support.recipes import ROOT
 from support.sentences import EOS, make_model, sample
 
 import make_corpus
@@ -194,25 +192,6 @@ def grammar(tmp_path_factory):
     pairs = [([dictionary.index(word) for word in line] + [EOS], [5, 6, EOS]) for line in lines]
     batches = [{**sample(pairs[i : i + 100]), "id": torch.arange(i, i + 100)} for i in (0, 100, 200)]
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary), batches, read_trees(str(path))
-
-
-def test_the_benchmark_of_functions(tmp_path, monkeypatch, capsys):
-    """benchmarks/functions_speed.py on trees and translations of the demo's corpus."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    bench_models, functions_speed = map(importlib.import_module, ("bench_models", "functions_speed"))
-    monkeypatch.setitem(bench_models.SIZES, "tiny", (16, 16, 1, 2))
-    files = make_corpus.make_corpus({"train": 0, "valid": 0, "test": 20}, 1)
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    arguments = [str(tmp_path / "test.en.conllu"), str(tmp_path / "test.ru"), "--size", "tiny", "--rounds", "1"]
-    monkeypatch.setattr("sys.argv", ["functions_speed.py", *arguments, "--threads", "1"])
-    functions_speed.main()
-    machine, forward, functions = capsys.readouterr().out.splitlines()
-    assert "20 sentences" in machine and forward.split()[:2] == ["forward", "pass"]
-    assert functions.startswith("functions ") and float(functions.split()[-1]) > 0
-    (tmp_path / "test.ru").write_text("one line\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="20 trees"):
-        functions_speed.main()
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=pytest.mark.rehearsal) for i in range(3, 20))])
