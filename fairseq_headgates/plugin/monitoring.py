@@ -29,8 +29,7 @@ class GateMonitor:
     The criterion calls `training` and `validating` with the model at every step. At the first update, and after the
     first epoch, the monitor warns if the learning rate schedule is too short to close a gate. Every --log-interval
     updates, and at each validation, it appends P(gate = 0) to the gate log in --save-dir. At each validation it also
-    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard, and with --stop-when-settled it ends the training
-    once the gates are stable.
+    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard.
 
     Attributes:
         configuration: all options of fairseq's training, None outside of it
@@ -54,9 +53,6 @@ class GateMonitor:
         updates = updates_of(model)
         if self._first_update is None:
             self._first_update = updates
-            method = getattr(model, "gate_method", None)
-            if updates == 0 and method is not None:
-                method.begin()
             self._check_schedule(model, self._configured("optimization", "max_update"))
         common = getattr(self.configuration, "common", None)
         if common is not None and updates % max(1, common.log_interval) == 0:
@@ -73,7 +69,6 @@ class GateMonitor:
         if self._first_update == 0 and not self._configured("dataset", "validate_interval_updates"):
             epochs = self._configured("optimization", "max_epoch") or 0
             self._check_schedule(model, int((updates_of(model) + 1) * epochs))
-        self._stop_if_stable(model)
         self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
             from fairseq_headgates.report.figures import heat_map
@@ -111,26 +106,10 @@ class GateMonitor:
         self._schedule_checked = True
         check_schedule(model, self.configuration, updates)
         method = getattr(model, "gate_method", None)
-        for option, end in self._all_ends(method).items():
+        ends = {**self.schedule_ends, **(method.schedule_ends() if method is not None else {})}
+        for option, end in ends.items():
             if end > updates or (end == updates and option == "--fix-gates-after"):
                 logger.warning(f"the training has {updates} updates, but {option} lasts until update {end}: lower it")
-
-    def _all_ends(self, method: GateMethod | None) -> dict[str, int]:
-        return {**self.schedule_ends, **(method.schedule_ends() if method is not None else {})}
-
-    def _stop_if_stable(self, model: nn.Module) -> None:
-        """Lower --max-update to the present update if the gates are stable: fairseq stops after the next one."""
-        method = getattr(model, "gate_method", None)
-        if method is None or not method.stop_when_settled:
-            return
-        updates = updates_of(model) + 1
-        method.validated(counted=updates > max(self._all_ends(method).values(), default=0))
-        if method.stable and self.configuration is not None:
-            logger.info(
-                f"no gate has opened or closed in {int(method.unchanged)} validations (--stop-when-settled "
-                f"{method.stop_when_settled}): training ends after the next update"
-            )
-            self.configuration.optimization.max_update = updates
 
     @cached_property
     def _writer(self) -> Any:

@@ -211,15 +211,6 @@ class HeadOptions:
         switch,
         Switch,
     )
-    stop_when_settled: int = option(
-        0,
-        "K",
-        "end the training after K consecutive validations with the same open heads. A validation counts only after all "
-        "warm-ups, with fewer than all heads open, and if the expected number of open heads is within 0.5 of their "
-        "number; 0: never",
-        count("validations"),
-        (int,),
-    )
     freeze_params: str | None = option(
         None,
         "REGEX",
@@ -295,7 +286,6 @@ class HeadOptions:
             "fix_after": self.fix_gates_after,
             "hard": self.gate_hard,
             "output_scale": self.gate_output_scale,
-            "stop_when_settled": self.stop_when_settled,
         }
         if self.target_heads is not None:
             heads = Counter(each for layer, each in zip(layers, layer_types, strict=True) for _ in layer.theta)
