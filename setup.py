@@ -39,7 +39,7 @@ setup(
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
         "recipes": ["pydantic>=2.10", "sacremoses", "subword-nmt"],
-        "plots": ["matplotlib"],
+        "plots": ["matplotlib>=3.6"],
         "report": ["matplotlib", "tensorboard"],
         "ctranslate2": ["ctranslate2>=4"],
         "dev": [

@@ -149,7 +149,7 @@ def test_texts_that_are_refused(content, words, on_toy, tmp_path):
 
 
 def test_a_plot_without_a_font_for_its_tokens_warns(copied, gated_checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
+    monkeypatch.setattr(report_text, "FALLBACK", [])
     folder = copied()
     for path in folder.glob("dict.*.txt"):
         path.write_text(path.read_text().replace("a ", "中文 ").replace("b ", "🙂 "))
@@ -158,8 +158,8 @@ def test_a_plot_without_a_font_for_its_tokens_warns(copied, gated_checkpoint, tm
     options += ["--heads", "enc-self:0.0", "--plot", tmp_path / "maps.png"]
     assert cli.main(["attention", *map(str, options)]) == 0
     assert capsys.readouterr().err == (
-        f"headgates attention: warning: {tmp_path}/maps.png does not show CJK, symbols or emoji, for which this system "
-        f"has no font: use --plot x.html or x.svg\nwritten: {tmp_path}/maps.png\n"
+        f"headgates attention: warning: {tmp_path}/maps.png: Glyph 20013 (\\N{{CJK UNIFIED IDEOGRAPH-4E2D}}) missing "
+        f"from font(s) DejaVu Sans; an .svg file shows it\nwritten: {tmp_path}/maps.png\n"
     )
 
 
