@@ -40,7 +40,6 @@ setup(
         ],
         "recipes": ["pydantic>=2.10", "sacremoses", "subword-nmt"],
         "plots": ["matplotlib>=3.6"],
-        "report": ["matplotlib", "tensorboard"],
         "ctranslate2": ["ctranslate2>=4"],
         "dev": [
             "axe-core-python",

@@ -1,6 +1,5 @@
 """The report in a real browser: no errors, no requests, sliders and keyboard work, WCAG AA, desktop and phone."""
 
-import json
 import shutil
 
 import pytest
@@ -56,31 +55,6 @@ def test_the_page_is_accessible_fits_the_width_and_logs_no_messages(viewport, co
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"] + 1
     assert page.heard == []
     assert page.evaluate("[...document.querySelectorAll('svg')].every(svg => svg.getBoundingClientRect().width > 100)")
-
-
-def test_the_slider_shows_the_gates_of_an_update(opened, experiment):
-    from playwright.sync_api import expect
-
-    page = opened()
-    figure = page.locator("figure.panel:has(.frames)")
-    slider, first = figure.locator(".frames"), figure.locator("td[data-label]").first
-    assert figure.locator(".update").inner_text() == "6"
-    before = first.inner_text()
-    slider.focus()
-    page.keyboard.press("Home")
-    assert figure.locator(".update").inner_text() == "0" and slider.get_attribute("aria-valuetext") == "update 0"
-    assert first.inner_text() != before and first.get_attribute("data-label").endswith(
-        f"{float(first.inner_text()):.2f}"
-    )
-    page.keyboard.press("ArrowRight")
-    assert figure.locator(".update").inner_text() == "1"
-    lines = (experiment / "gated" / "gates.jsonl").read_text().splitlines()
-    logged = [p for rows in json.loads(lines[1])["closed"].values() for row in rows for p in row]
-    assert figure.locator("td[data-label]").all_inner_texts() == [f"{p:.2f}" for p in logged]
-    figure.locator(".play").click()
-    expect(figure.locator(".update")).to_have_text("6")
-    expect(figure.locator(".play")).to_have_text("Play")
-    assert first.inner_text() == before and page.heard == []
 
 
 def test_the_distribution_follows_its_sliders(opened):
