@@ -39,8 +39,7 @@ setup(
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
         "recipes": ["pydantic>=2.10", "sacremoses", "subword-nmt"],
-        "plots": ["matplotlib"],
-        "report": ["matplotlib", "tensorboard"],
+        "plots": ["matplotlib>=3.6"],
         "ctranslate2": ["ctranslate2>=4"],
         "dev": [
             "axe-core-python",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import logging
 import math
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from typing import Any
 from fairseq_headgates.cli.command import Options
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
-from fairseq_headgates.report.text import choose_fonts, text_style
+from fairseq_headgates.report.text import text_style
+
+logger = logging.getLogger(__name__)
 
 WITH_TEXT = ("svg", "svgz", "pgf")  # formats whose text is drawn by what opens the file
 
@@ -85,8 +89,8 @@ def check_matplotlib(what: str) -> None:
         raise ValueError(f"{what} needs matplotlib: pip install 'fairseq-headgates[plots]'")
 
 
-def picture(path: str, draw: Callable[[], Any]) -> tuple[bytes, str]:
-    """Return the content of a picture file, and what it does not show; see `choose_fonts`.
+def picture(path: str, draw: Callable[[], Any]) -> bytes:
+    """Return the content of a picture file. Warn of a character that no font has.
 
     It is drawn in memory: on a full disk, matplotlib's JPEG never ends.
     """
@@ -94,11 +98,13 @@ def picture(path: str, draw: Callable[[], Any]) -> tuple[bytes, str]:
     content = io.BytesIO()
     target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content
     try:
-        with text_style():
-            figure = draw()
-            lacking = "" if kind in WITH_TEXT else choose_fonts(figure)
-            figure.savefig(target, format=kind, dpi=150)
-        return content.getvalue(), lacking
+        with text_style(), warnings.catch_warnings(record=True) as lacking:
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("always", "Glyph .* missing from")
+            draw().savefig(target, format=kind, dpi=150)
+        if lacking and kind not in WITH_TEXT:
+            logger.warning(f"{path}: {str(lacking[0].message).rstrip('.')}; an .svg file shows it")
+        return content.getvalue()
     except Exception as error:  # a program is missing, such as LaTeX
         raise ValueError(f"cannot draw {path} ({first_line(error)}): choose .png, .pdf or .svg") from None
 

@@ -196,11 +196,7 @@ class Session(Signatures, Generic[T]):
     def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
         """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
         if path and self.writes:
-            content, lacking = picture(path, draw)
-            if lacking:
-                other = "x.html or x.svg" if isinstance(self.options, ChosenSentences) else "x.svg"
-                self.warn_once(f"{path} {lacking}: use --plot {other}")
-            self.write(path, content)
+            self.write(path, picture(path, draw))
 
     def say(self, text: str) -> None:
         """Print a result."""

@@ -4,7 +4,6 @@ from fairseq_headgates.files.reading import (
     check_dictionary,
     decode,
     lines_of,
-    log_lines,
     read_standard_input,
     read_text,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "check_writable",
     "decode",
     "lines_of",
-    "log_lines",
     "parse_json",
     "part_of",
     "read_record",

@@ -8,7 +8,6 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
 from typing import IO, Any
 
 from fairseq_headgates.messages import first_line, quoted
@@ -16,7 +15,6 @@ from fairseq_headgates.messages import first_line, quoted
 MARK = "\ufeff"  # byte order mark
 LARGEST_TEXT = 64 * 2**20  # bytes of a file that is read whole: thousands of times what the masks of a large model need
 LONGEST_SYMBOL = 10_000  # characters of a symbol of a dictionary
-LONGEST_LINE = 2**20  # characters of a line of a log; the rest becomes further lines
 OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -117,15 +115,3 @@ def check_dictionary(dictionary: Any) -> None:
         if plain not in dictionary.indices:
             dictionary.symbols[dictionary.nspecial] = plain
             dictionary.indices[plain] = dictionary.indices.pop(symbol)
-
-
-def log_lines(path: str) -> Iterator[str]:
-    r"""Yield the lines of a log, which end at \n, \r\n or \r (of a progress bar). Logs may have any size.
-
-    Other bytes than UTF-8, which names of files may have, become U+FFFD. Raise OSError, and ValueError for UTF-16.
-    """
-    with open(path, "rb") as file:
-        check_mark(file.read(4), path)
-    with open(path, encoding="utf-8-sig", errors="replace") as text:
-        while line := text.readline(LONGEST_LINE):
-            yield line.removesuffix("\n")

@@ -32,14 +32,10 @@ class GateMethod(nn.Module):
         hard: round training gates to 0 or 1 (`rounded`), with the gradient of the gates themselves
         output_scale: multiply the gates of a layer by H / (number of gates that are not 0), at most H
             (Shim et al. 2021), so that the output of the layer keeps its size
-        stop_when_settled: number of validations without a change after which the gates are `stable`; 0 for never
     """
 
     name: ClassVar[str]
     has_penalty: ClassVar[bool] = True  # false if `penalty` is always 0, so that any criterion trains the gates
-    # Numbers, because a moving average of the weights (--store-ema) takes these buffers too.
-    last_open: Tensor  # [N]: 1 for the evaluation gates that were above 0 at the last validation
-    unchanged: Tensor  # number of validations for which they have been the same
 
     def __init__(
         self,
@@ -48,7 +44,6 @@ class GateMethod(nn.Module):
         fix_after: int = 0,
         hard: bool = False,
         output_scale: bool = False,
-        stop_when_settled: int = 0,
     ):
         super().__init__()
         self.layers = tuple(layers)  # a tuple, because these are modules of their attention layers
@@ -58,10 +53,6 @@ class GateMethod(nn.Module):
         )
         self.sizes = [layer.theta.numel() for layer in layers]
         self.fix_after, self.hard, self.output_scale, self.num_updates = fix_after, hard, output_scale, 0
-        self.stop_when_settled = stop_when_settled
-        if stop_when_settled:
-            self.register_buffer("last_open", torch.zeros(len(self.head_types)))
-            self.register_buffer("unchanged", torch.zeros(()))
         self._noise: Tensor | None = None  # of the last forward pass
         self._shared: dict[HeadGates, Tensor] | None = None  # its gates [H], by layer
         self._noises: dict[int, Tensor] = {}  # of forward passes whose activations may be recomputed, by random state
@@ -205,34 +196,6 @@ class GateMethod(nn.Module):
         layers = gates.detach().split(self.sizes)
         factors = [len(layer) / layer.count_nonzero().clamp(min=1).expand(len(layer)) for layer in layers]
         return gates * torch.cat(factors)
-
-    def begin(self) -> None:
-        """Forget the validations of another training, whose checkpoint this one starts from."""
-        if self.stop_when_settled:
-            self.last_open.zero_()
-            self.unchanged.zero_()
-
-    @torch.no_grad()
-    def validated(self, counted: bool = True) -> None:
-        """Note a validation, for `stable`. It counts from 0 again if `counted` is false."""
-        if not self.stop_when_settled:
-            return
-        log_alpha = self.log_alpha()
-        is_open = self.evaluate(log_alpha) > 0
-        difference = abs(float(self.open_probability(log_alpha).sum() - is_open.sum()))
-        moved = not bool(is_open.all())  # at the start of a training all gates are open
-        same = counted and moved and bool((is_open == (self.last_open > 0)).all()) and difference <= 0.5
-        self.unchanged.fill_(int(self.unchanged) + 1 if same else 0)
-        self.last_open.copy_(is_open)
-
-    @property
-    def stable(self) -> bool:
-        """Whether the gates did not change in the last `stop_when_settled` validations.
-
-        In each of these, the same evaluation gates were above 0 as in the one before, not all of them, and the expected
-        number of open gates was within 0.5 of their number.
-        """
-        return 0 < self.stop_when_settled <= int(self.unchanged)
 
     def evaluation_gates(self, layer: HeadGates) -> Tensor:
         """Return the evaluation gates [H] of a layer."""

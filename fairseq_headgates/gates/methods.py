@@ -156,31 +156,6 @@ class SubsetGates(TargetGates):
         return gates
 
 
-class PublishedSubsetGates(SubsetGates):
-    """Differentiable subsets with the schedule of the code of Li et al. 2021.
-
-    The temperature falls geometrically from 0.1 to 1e-8 in the warm-up; without a warm-up it stays 0.1 (in their code
-    it is 1e-8 without annealing). With `hard`, their straight-through estimator, there is neither noise nor
-    temperature: 1 for the N highest log_alpha, else 0, with the gradient of log_alpha itself.
-    """
-
-    name = "subset-li2021"
-    first_temperature, low_temperature = 0.1, 1e-8
-
-    def sample(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
-        """Return relaxed draws without replacement, with Gumbel noise; with `hard` log_alpha, to be rounded."""
-        return log_alpha if self.hard else super().sample(log_alpha, uniform)
-
-    def open_probability(self, log_alpha: Tensor) -> Tensor:
-        """Return the gates without noise, an estimate of the probability that a head is drawn."""
-        return self.evaluate(log_alpha) if self.hard else super().open_probability(log_alpha)
-
-    def temperature(self) -> float:
-        """Return the temperature at this update."""
-        progress = self.progress() if self.warmup else 0.0
-        return self.first_temperature ** (1 - progress) * self.low_temperature**progress
-
-
 def relaxed_subset(scores: Tensor, count: int, temperature: float) -> Tensor:
     """Return a relaxed choice of the `count` highest of N scores, the sum of as many softmaxes: [N].
 
@@ -206,6 +181,4 @@ def _log_of_the_others(logits: Tensor, probabilities: Tensor) -> Tensor:
     return torch.where(largest, of_largest, torch.log1p(-probabilities.masked_fill(largest, 0)))
 
 
-METHODS: dict[str, type[GateMethod]] = {
-    method.name: method for method in (L0Gates, LagrangianGates, SubsetGates, PublishedSubsetGates)
-}
+METHODS: dict[str, type[GateMethod]] = {method.name: method for method in (L0Gates, LagrangianGates, SubsetGates)}

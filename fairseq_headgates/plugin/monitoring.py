@@ -1,4 +1,4 @@
-"""Monitor the gates in training: counts of open heads, the gate log, a heat map, a check of the schedule."""
+"""Monitor the gates in training: counts of open heads, a heat map, a check of the schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fairseq_headgates.attention.modules import gate_method, gated_modules, open_probabilities, to_table
 from fairseq_headgates.gates import GateMethod, SubsetGates
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.plugin import gate_log
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +26,8 @@ class GateMonitor:
     """Reports on the gates of a model in training, in the first worker only.
 
     The criterion calls `training` and `validating` with the model at every step. At the first update, and after the
-    first epoch, the monitor warns if the learning rate schedule is too short to close a gate. Every --log-interval
-    updates, and at each validation, it appends P(gate = 0) to the gate log in --save-dir. At each validation it also
-    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard, and with --stop-when-settled it ends the training
-    once the gates are stable.
+    first epoch, the monitor warns if the learning rate schedule is too short to close a gate. At each validation it
+    writes a heat map of P(gate = 0), `gates/closed`, to TensorBoard.
 
     Attributes:
         configuration: all options of fairseq's training, None outside of it
@@ -46,21 +43,13 @@ class GateMonitor:
         self._first_update: int | None = None  # of this process
         self._schedule_checked = False
         self._trained_since_validation = False
-        self._logged: int | None = None  # update of the last record in the gate log, -1 if it cannot be written
 
     def training(self, model: nn.Module) -> None:
         """Note a training step. At the first one, check a schedule whose length is given in updates."""
         model = unwrapped(model)
-        updates = updates_of(model)
         if self._first_update is None:
-            self._first_update = updates
-            method = getattr(model, "gate_method", None)
-            if updates == 0 and method is not None:
-                method.begin()
+            self._first_update = updates_of(model)
             self._check_schedule(model, self._configured("optimization", "max_update"))
-        common = getattr(self.configuration, "common", None)
-        if common is not None and updates % max(1, common.log_interval) == 0:
-            self._log_gates(model, updates)
         self._trained_since_validation = True
 
     def validating(self, model: nn.Module) -> None:
@@ -73,33 +62,12 @@ class GateMonitor:
         if self._first_update == 0 and not self._configured("dataset", "validate_interval_updates"):
             epochs = self._configured("optimization", "max_epoch") or 0
             self._check_schedule(model, int((updates_of(model) + 1) * epochs))
-        self._stop_if_stable(model)
-        self._log_gates(model, updates_of(model) + 1)
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
             from fairseq_headgates.report.figures import heat_map
 
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
             self._writer.add_figure("gates/closed", heat_map(_closed(model)), updates_of(model) + 1)
             self._writer.flush()
-
-    def _log_gates(self, model: nn.Module, updates: int) -> None:
-        """Append P(gate = 0) after `updates` updates to the gate log. A file that cannot be written is a warning."""
-        checkpoint = getattr(self.configuration, "checkpoint", None)
-        if checkpoint is None or checkpoint.no_save or self._logged in (updates, -1) or not _is_first_worker():
-            return
-        path, closed = Path(checkpoint.save_dir) / gate_log.NAME, _closed(model)
-        if any(math.isnan(p) for _, p in closed.items()):
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            line = gate_log.gate_log_line(gate_log.GateRecord(updates, closed))
-            with path.open("a", encoding="utf-8") as file:
-                # The first line of a process may follow one that a killed process has not completed.
-                file.write("\n" * (self._logged is None and file.tell() > 0) + line)
-            self._logged = updates
-        except OSError as error:
-            logger.warning(f"cannot write the gate log {path} ({error.strerror}): no more is written")
-            self._logged = -1
 
     def _configured(self, group: str, name: str) -> Any:
         """Return an option of fairseq's training, None outside of it."""
@@ -111,26 +79,10 @@ class GateMonitor:
         self._schedule_checked = True
         check_schedule(model, self.configuration, updates)
         method = getattr(model, "gate_method", None)
-        for option, end in self._all_ends(method).items():
+        ends = {**self.schedule_ends, **(method.schedule_ends() if method is not None else {})}
+        for option, end in ends.items():
             if end > updates or (end == updates and option == "--fix-gates-after"):
                 logger.warning(f"the training has {updates} updates, but {option} lasts until update {end}: lower it")
-
-    def _all_ends(self, method: GateMethod | None) -> dict[str, int]:
-        return {**self.schedule_ends, **(method.schedule_ends() if method is not None else {})}
-
-    def _stop_if_stable(self, model: nn.Module) -> None:
-        """Lower --max-update to the present update if the gates are stable: fairseq stops after the next one."""
-        method = getattr(model, "gate_method", None)
-        if method is None or not method.stop_when_settled:
-            return
-        updates = updates_of(model) + 1
-        method.validated(counted=updates > max(self._all_ends(method).values(), default=0))
-        if method.stable and self.configuration is not None:
-            logger.info(
-                f"no gate has opened or closed in {int(method.unchanged)} validations (--stop-when-settled "
-                f"{method.stop_when_settled}): training ends after the next update"
-            )
-            self.configuration.optimization.max_update = updates
 
     @cached_property
     def _writer(self) -> Any:

@@ -1,29 +1,22 @@
-"""Text in tables and figures: characters that cannot be seen, widths, and fonts that have the characters."""
+"""Text in tables and figures: characters that cannot be seen, widths, fonts."""
 
 from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Settings of matplotlib: in SVG text remains text, in one font; a name with $ is no formula.
-FONT = "DejaVu Sans"
-TEXT_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": [FONT], "text.parse_math": False}
+# Settings of matplotlib: in SVG text remains text; a name with $ is no formula.
+TEXT_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"], "text.parse_math": False}
+# Fonts for the characters that DejaVu Sans lacks; the first installed one that has a character draws it.
+FALLBACK = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans Devanagari", "Symbola", "Unifont")
 UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")  # categories of Unicode: control, format, surrogates, separators
 JOINERS = "\u200c\u200d"  # zero-width, but a part of words (Persian, Hindi) and of emoji
 CIRCLE = "\u25cc"  # carries a combining character that has no other to combine with
 LONGEST = 40  # characters of a token that is drawn
 END = 10  # of them after the ellipsis
-# Scripts that are written from right to left, or whose characters change by their neighbours: only matplotlib with
-# libraqm (3.11) draws them.
-SHAPED = [range(0x0590, 0x0E00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0xFB1D, 0xFE00)]
-SHAPED += [range(0xFE70, 0xFEFF)]
 
 
 def escaped(token: str) -> str:
@@ -55,64 +48,11 @@ def columns(text: str) -> int:
 
 @contextmanager
 def text_style(more: Mapping[Any, Any] | None = None) -> Iterator[None]:
-    """Within the context, matplotlib draws with `TEXT_STYLE`, and no warnings of characters that a font lacks."""
+    """Within the context, matplotlib draws with `TEXT_STYLE`, and no warnings of characters that no font has."""
     from matplotlib import rc_context
-
-    with rc_context({**TEXT_STYLE, **(more or {})}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
-        yield
-
-
-def choose_fonts(figure: Figure) -> str:
-    """Give the texts of a figure fallback fonts of this system. Say which scripts it does not show all the same."""
-    from matplotlib import ft2font
-    from matplotlib.text import Text
-
-    texts = {each: set(each.get_text()) - {"\n"} for each in figure.findobj(Text)}
-    every = set().union(*texts.values())
-    lacking = {c for c in every if ord(c) not in _characters(FONT)}
-    fonts, found = [FONT], set[str]()
-    for name in _other_fonts() if lacking else ():
-        if new := {c for c in lacking if ord(c) in _characters(name)}:
-            fonts.append(name)
-            found |= new
-            lacking -= new
-    for text, characters in texts.items():
-        if characters & found:
-            text.set_fontfamily(fonts)
-    shaped = {c for c in every - lacking if any(ord(c) in block for block in SHAPED)}
-    if lacking:
-        return f"does not show {_scripts(lacking)}, for which this system has no font"
-    if shaped and not hasattr(ft2font, "__libraqm_version__"):
-        return f"draws {_scripts(shaped)} without shaping (this needs matplotlib 3.11)"
-    return ""
-
-
-@cache
-def _characters(name: str) -> frozenset[int]:
-    """Return the characters of a font."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    try:
-        return frozenset(get_font(findfont(FontProperties(family=name), fallback_to_default=False)).get_charmap())
-    except (OSError, RuntimeError, ValueError):  # a broken file
-        return frozenset()
-
-
-def _other_fonts() -> Iterable[str]:
-    """Return the names of the fonts of this system, without those that matplotlib brings for formulas."""
-    import matplotlib
     from matplotlib.font_manager import fontManager
 
-    folder = matplotlib.get_data_path()
-    return sorted({font.name for font in fontManager.ttflist if not font.fname.startswith(folder)} - {FONT})
-
-
-def _scripts(characters: Iterable[str]) -> str:
-    """Return the scripts of characters, by the first words of their names in Unicode."""
-    found = set()
-    for character in characters:
-        first = unicodedata.name(character, "").partition(" ")[0].partition("-")[0]
-        is_letter = first and unicodedata.category(character)[0] in "LMN"
-        found.add((first if first == "CJK" else first.capitalize()) if is_letter else "symbols or emoji")
-    return ", ".join(sorted(found))
+    families = ["sans-serif", *(name for name in FALLBACK if name in fontManager.get_font_names())]
+    with rc_context({**TEXT_STYLE, "font.family": families, **(more or {})}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield

@@ -19,7 +19,6 @@ TOOLS = {  # of an extra
     "fairseq": [],
     "recipes": ["pydantic", "sacremoses", "subword_nmt"],
     "plots": ["matplotlib"],
-    "report": ["matplotlib", "tensorboard"],
     "ctranslate2": ["ctranslate2"],
     "dev": ["hypothesis", "pytest"],
 }

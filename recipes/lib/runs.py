@@ -18,7 +18,7 @@ from commands import quoted
 UNSIGNED = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 
 TYPES = ("enc-self", "dec-self", "dec-enc")
-GATED = ("lagrangian", "subset", "subset-li2021")
+GATED = ("lagrangian", "subset")
 # By which scores each of the other methods removes heads.
 SCORES = {
     "gradient": "gradient",

@@ -9,20 +9,15 @@ import pytest
 from fairseq.data import Dictionary
 
 from corpora import fetching, labelled
-from fairseq_headgates.extensions.page.inputs import read_experiment
 from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask
 from results import curves
 from text import in_blocks
 
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
-LOG = "epoch 001 | loss 3.5 | num_updates 5\nepoch 002 | loss 2.5 | num_updates 9\n"
-RECORD = '{"format": "headgates.gates/1", "update": %d, "closed": {"enc-self": [[0.5, 0.25]]}}\n'
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {  # one of the package, whose files are read in one place, and those of the recipes
     "mask": (MASK, parse_mask),
-    "train.log": (LOG, lambda path: read_experiment([path]).trainings[0].series),
-    "gates.jsonl": (RECORD % 0 + RECORD % 9, lambda path: read_experiment([path]).trainings[0].gates),
     "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
     "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
     "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: fetching.read_sums(str(Path(path).parent))),
@@ -51,15 +46,6 @@ def test_other_encodings_are_refused_with_the_iconv_command(tmp_path):
     path.write_bytes(MASK.encode() + "é".encode("latin1"))
     with pytest.raises(ValueError, match=r"mask'? is not UTF-8 in line \d+: .* iconv -f latin1 -t utf8"):
         parse_mask(str(path))
-
-
-def test_a_log_in_another_encoding(tmp_path):
-    (tmp_path / "train.log").write_text(LOG, encoding="utf-16")
-    for path in (tmp_path, tmp_path / "train.log"):
-        with pytest.raises(ValueError, match=r"train.log is UTF-16: convert it with iconv"):
-            read_experiment([str(path)])
-    (tmp_path / "train.log").write_text(f"/tmp/\xe9\n{LOG}", encoding="latin1")  # a path within the log
-    assert read_experiment([str(tmp_path)]).trainings[0].series["train loss"] == [(5, 3.5), (9, 2.5)]
 
 
 def test_compressed_text(tmp_path):

@@ -1,4 +1,4 @@
-"""Gating methods in training: several forward passes, fixed gates, weight decay, when gates are stable."""
+"""Gating methods in training: several forward passes, fixed gates, weight decay."""
 
 import argparse
 from functools import partial
@@ -272,35 +272,3 @@ def test_a_checkpoint_in_evaluation_does_not_fix_its_gates():
     method.set_num_updates(10)
     method.before_forward()
     assert made[0].log_alpha().tolist() == pytest.approx([3, 0.2, -3, 0.1])
-
-
-def test_gates_are_stable_once_validations_find_the_same_open_gates():
-    made = layers([[9, 9, 9, 9]] * 3)
-    method = L0Gates(made, LAYER_TYPES, stop_when_settled=2)
-    for _ in range(4):  # all gates are open, as at the start of a training
-        method.validated()
-    assert int(method.unchanged) == 0
-    for log_alpha, counted, unchanged in (
-        (-9, True, 0),  # a gate closes
-        (-9, True, 1),
-        (-9, False, 0),  # a schedule is not over
-        (-9, True, 1),
-        (-1, True, 0),  # open with probability 0.45, and the evaluation gate is above 0
-        (-9, True, 0),
-        (-9, True, 1),
-        (-9, True, 2),
-    ):
-        with torch.no_grad():
-            made[0].theta[0] = log_alpha
-        method.validated(counted)
-        assert int(method.unchanged) == unchanged
-    assert method.stable
-    method.begin()  # another training, from the checkpoint of this one
-    method.validated()
-    assert not method.stable and int(method.unchanged) == 0
-
-
-def test_the_buffers_of_a_method_can_be_averaged():
-    """As fairseq's --store-ema does with everything in the state dict."""
-    state = L0Gates(layers([[9, 9, 9, 9]] * 3), LAYER_TYPES, stop_when_settled=2).state_dict()
-    assert sorted(state) == ["last_open", "unchanged"] and all(value.is_floating_point() for value in state.values())

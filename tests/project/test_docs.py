@@ -33,7 +33,6 @@ from fairseq_headgates.evaluation.results import read_evaluations
 from fairseq_headgates.extensions.attention_maps import drawing as attention
 from fairseq_headgates.extensions.explain import drawing as explanation
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, parse_mask, read_scores
-from fairseq_headgates.plugin import gate_log
 from results import rows
 from results.translation import SWEEP_FORMAT
 from results.translation import models as swept
@@ -280,9 +279,6 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     elif kind == results.Evaluation.format:
         (found,) = read_evaluations(str(file))
         assert found.as_json() == json.loads(block.text)
-    elif kind == gate_log.FORMAT:
-        [record] = gate_log.parse_gate_log(block.text, "example")
-        assert gate_log.gate_log_line(record) == block.text
     elif kind == attention.FORMAT:
         (types,) = json.loads(block.text)["sentences"]
         maps = [

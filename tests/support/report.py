@@ -44,8 +44,7 @@ def experiment(made_once, run, train, toy, checkpoints):
     """A folder with a run folder `gated`, and files of every kind."""
 
     def make(folder):
-        gates = [*GATED, "--gate-lr-scale", 1000, "--tensorboard-logdir", folder / "gated" / "tensorboard"]
-        (folder / "log.txt").write_text(train(folder / "gated", *gates, updates=6).text)
+        train(folder / "gated", *GATED, "--gate-lr-scale", 1000, updates=6)
         (folder / "sweep.json").write_text(json.dumps(SWEEP))
         data = [toy.data, "--path", checkpoints["gated"], "--gen-subset", "valid", *READ]
         for name, command in {
@@ -72,4 +71,4 @@ def inputs_of(folder):
     """All inputs in the folder."""
     names = "pruned.pt scores.json functions.json attention.json ablation.json best.json curve.json sweep.json".split()
     names += ["evaluation.json", "overlap.json", "explanation.json", "compressed.json"]
-    return [folder / "gated", folder / "log.txt", *(folder / name for name in names)]
+    return [folder / "gated", *(folder / name for name in names)]

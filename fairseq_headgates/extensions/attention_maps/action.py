@@ -18,7 +18,6 @@ from fairseq_headgates.extensions.attention_maps.drawing import (
     attention_json,
     attention_page,
     attention_tables,
-    interactive_page,
 )
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.messages import check_finite
@@ -26,9 +25,6 @@ from fairseq_headgates.messages import check_finite
 
 def run(options: AttentionOptions) -> None:
     """Run `headgates attention`."""
-    if options.interactive and not (options.plot or "").endswith(".html"):
-        raise ValueError("--interactive makes a web page: add --plot FILE.html")
-    page = interactive_page if options.interactive else attention_page
     with open_session(options) as session:
         model, origin = load(session)
         heads, signature = parse_heads(options.heads, head_counts(model)), str(origin)
@@ -37,7 +33,7 @@ def run(options: AttentionOptions) -> None:
         show(
             session,
             attention_json(maps, signature),
-            page=lambda: page(maps, signature),
+            page=lambda: attention_page(maps, signature),
             figure=lambda: attention_figure(maps),
             tables=attention_tables(maps),
         )

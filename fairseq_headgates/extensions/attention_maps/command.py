@@ -8,8 +8,7 @@ from fairseq_headgates.cli.options import ChosenSentences, Output
     "attention",
     "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 "
     "--heads 'dec-enc:0.*' --plot maps.svg",
-    "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 "
-    "--interactive --plot heads.html",
+    "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 --plot heads.html",
 )
 class AttentionOptions(ChosenSentences, Output):
     """Draw the attention weights of heads for single sentences.
@@ -26,11 +25,6 @@ class AttentionOptions(ChosenSentences, Output):
     )
     plot: str | None = option(
         metavar="FILE", writes=True, help="draw the maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
-    )
-    interactive: bool = option(
-        default=False,
-        help="with --plot FILE.html: write a page on which layers, heads and tokens are chosen, for sentences of up to "
-        "200 tokens",
     )
     out: str | None = option(metavar="FILE", writes=True, help="write the attention weights as JSON")
     json: bool = option(default=False, help="print the attention weights as JSON")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import AttentionMap
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
 FORMAT = "headgates.attention/1"
 COLUMNS = 4  # maps side by side
 SHOWN = 0.1  # smallest weight whose number is shown
-# Of an interactive page: tokens of a sentence, and weights, which take 16 MB.
-LONGEST, LARGEST_INTERACTIVE = 200, 12_000_000
 
 
 def _title(head_map: AttentionMap, number: int, sentences: int) -> str:
@@ -86,43 +81,3 @@ def attention_page(sentences: Sentences, signature: str) -> str:
     check_size(sentences.values())
     groups = {number: by_type(maps) for number, maps in sentences.items()}
     return templates("attention_maps").get_template("attention.html").render(sentences=groups, signature=signature)
-
-
-def interactive_page(sentences: Sentences, signature: str) -> str:
-    """Return a web page that needs no network: type, layer and heads to choose, tokens to point at.
-
-    Weights are stored in 8 bits each. Raise ValueError for sentences that are too long, or too many weights.
-    """
-    maps = [head_map for each in sentences.values() for head_map in each]
-    longest = max((len(tokens) for head_map in maps for tokens in (head_map.queries, head_map.keys)), default=0)
-    if longest > LONGEST:
-        raise ValueError(
-            f"a sentence has {longest} tokens, and an interactive page takes at most {LONGEST}: leave --interactive out"
-        )
-    cells = sum(len(head_map.weights) * len(head_map.keys) for head_map in maps)
-    if cells > LARGEST_INTERACTIVE:
-        raise ValueError(
-            f"the maps have {cells:,} weights, and an interactive page takes at most {LARGEST_INTERACTIVE:,}: choose "
-            "fewer heads with --heads, or fewer sentences"
-        )
-    data = [{"number": number, "types": _types(each)} for number, each in sentences.items()]
-    return templates("attention_maps").get_template("interactive.html").render(data=data, signature=signature)
-
-
-def _types(maps: Sequence[AttentionMap]) -> list[dict[str, Any]]:
-    found = []
-    for attention_type, title, of_type in by_type(maps):
-        layers = [
-            {"layer": layer, "heads": [_head(head_map) for head_map in heads]}
-            for layer, heads in groupby(of_type, key=lambda head_map: head_map.head.layer)
-        ]
-        queries, keys = ([visible(token) for token in tokens] for tokens in (of_type[0].queries, of_type[0].keys))
-        found.append({"title": f"{attention_type} ({title})", "queries": queries, "keys": keys, "layers": layers})
-    return found
-
-
-def _head(head_map: AttentionMap) -> dict[str, Any]:
-    """Return number, gate and weights of a head, in bytes of 1 / 255; None for a removed head."""
-    weights = bytes(round(255 * min(1.0, max(0.0, weight))) for row in head_map.weights for weight in row)
-    packed = base64.b64encode(weights).decode() if head_map.gate is not None else None
-    return {"head": head_map.head.head, "gate": head_map.gate, "weights": packed}

@@ -34,7 +34,7 @@ class ConvertOptions(Choice, Checkpoint):
         type=filled,
         reads="the functions",
         help="decoder-encoder heads of one layer, such as dec-enc:1.3,dec-enc:1.5: CTranslate2 returns their mean "
-        "attention weights (return_attention). Or the JSON file of `headgates functions --alignment GOLD --out FILE`: "
+        "attention weights (return_attention). Or the JSON file of `headgates functions --alignment LINKS --out FILE`: "
         "the remaining head with the highest alignment rate (default: all heads of the last layer)",
     )
     force: bool = option(default=False, help="replace OUT if it is a CTranslate2 model")

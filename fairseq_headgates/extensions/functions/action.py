@@ -107,7 +107,7 @@ def _functions(session: Session, options: FunctionsOptions, loaded: Loaded, anno
 def _write_alignments(
     session: Session, options: FunctionsOptions, loaded: Loaded, result: dict[str, Any], annotations: Annotations
 ) -> str:
-    """Write the alignments. Add what they are, and their errors, to the result, and return it as a line of text."""
+    """Write the alignments. Add what they are to the result, and return it as a line of text."""
     corpus = loaded.corpus
     by, weights = _weights(options.align_by or "alti", loaded.model, result)
     progress = session.progress("alignments")
@@ -115,9 +115,6 @@ def _write_alignments(
     found = Alignments({i: found.of.get(i) for i in range(corpus.lines)})  # some may be too long for the model
     session.write(options.write_alignments, found.lines())
     result["written_alignments"] = {"by": by, "left_out": sum(links is None for links in found.of.values())}
-    if options.alignment is not None and annotations.links is not None:
-        sure = read_alignments(options.alignment, sure=True)
-        result["written_alignments"] |= found.errors(sure, annotations.links)
     return alignment_line(result["written_alignments"], len(found.of))
 
 

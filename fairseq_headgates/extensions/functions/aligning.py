@@ -40,29 +40,6 @@ class Alignments:
         """Return the alignments in the Pharaoh format: pairs source-target, a line for every sentence."""
         return "".join(" ".join(f"{a}-{b}" for a, b in self.of[i] or ()) + "\n" for i in sorted(self.of))
 
-    def errors(
-        self, sure: Sequence[frozenset[tuple[int, int]]], possible: Sequence[frozenset[tuple[int, int]]]
-    ) -> dict[str, float | int | None]:
-        """Compare with gold alignments (Och & Ney 2003), whose sure links S are also possible links P.
-
-        With the numbers of found links a, of sure links s, and of found links that are sure (as) or possible (ap),
-        precision is ap / a, recall as / s, and the alignment error rate (AER) 1 - (as + ap) / (a + s). Sentences that
-        are not aligned are left out.
-
-        Returns:
-            "aer", "precision" and "recall", None if undefined, and the number of "sentences"
-        """
-        aligned = {number: set(links) for number, links in self.of.items() if links is not None}
-        a, s = sum(map(len, aligned.values())), sum(len(sure[number]) for number in aligned)
-        good = sum(len(links & sure[number]) for number, links in aligned.items())
-        right = sum(len(links & possible[number]) for number, links in aligned.items())
-        return {
-            "aer": 1 - (good + right) / (a + s) if a + s else None,
-            "precision": right / a if a else None,
-            "recall": good / s if s else None,
-            "sentences": len(aligned),
-        }
-
 
 def align(
     model: nn.Module,

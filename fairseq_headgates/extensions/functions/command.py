@@ -53,15 +53,13 @@ class FunctionsOptions(FirstSentences, Output):
         metavar="FILE",
         reads="the word alignments",
         help="word alignments for decoder-encoder attention: a line for every sentence with pairs source-target of "
-        "words counted from 0, as fast_align and eflomal write them (Pharaoh format); for the AER, 1p2 is a possible "
-        "link and 1-2 a sure one",
+        "words counted from 0, as fast_align and eflomal write them (Pharaoh format)",
     )
     write_alignments: str | None = option(
         metavar="FILE",
         writes=True,
         help="write word alignments of source and reference in the Pharaoh format, a line for every sentence of "
-        "--gen-subset: each target word is linked to the source word with the largest weight. With --alignment, also "
-        "print the alignment error rate (AER)",
+        "--gen-subset: each target word is linked to the source word with the largest weight",
     )
     align_by: str | None = option(
         metavar="WHAT",

@@ -11,15 +11,10 @@ from fairseq_headgates.report.tables import or_dash, percent, text_table
 
 
 def alignment_line(written: Mapping[str, Any], sentences: int) -> str:
-    """Format what alignments were written, and their errors if they were compared with gold alignments."""
+    """Format what alignments were written."""
     left_out = written["left_out"]
     empty = f", {left_out} left empty (unknown tokens, or too long for the model)" if left_out else ""
-    line = f"alignments by {written['by']}: {sentences} sentences{empty}"
-    if written.get("aer") is None:
-        return line
-    parts = {"AER": "aer", "precision": "precision", "recall": "recall"}
-    numbers = (f"{name} {100 * value:.1f}%" for name, key in parts.items() if (value := written[key]) is not None)
-    return f"{line}; {', '.join(numbers)} on {written['sentences']} sentences"
+    return f"alignments by {written['by']}: {sentences} sentences{empty}"
 
 
 def statistics_table(result: Mapping[str, Any]) -> str:

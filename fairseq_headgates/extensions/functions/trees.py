@@ -107,20 +107,16 @@ def parse_relations(text: str | None, trees: Iterable[Tree]) -> tuple[str, ...]:
     return tuple(relations)
 
 
-def read_alignments(path: str, sure: bool = False) -> list[frozenset[tuple[int, int]]]:
-    """Read word alignments: for every sentence the pairs 'source-target' of words counted from 0.
-
-    Pairs like '1p2' are possible links; with `sure`, they are left out. Raise ValueError.
-    """
+def read_alignments(path: str) -> list[frozenset[tuple[int, int]]]:
+    """Read word alignments: for every sentence the pairs 'source-target' of words counted from 0. Raise ValueError."""
     alignments = []
     text = read_text(path, "the word alignments", "give a line of pairs like 0-0 1-2 for every sentence", LARGEST)
     for number, line in enumerate(lines_of(text), start=1):
         links = line.split()
-        wrong = next((link for link in links if not re.fullmatch(r"\d{1,6}[-p]\d{1,6}", link)), None)
+        wrong = next((link for link in links if not re.fullmatch(r"\d{1,6}-\d{1,6}", link)), None)
         if wrong is not None:
             raise ValueError(
                 f"{path} line {number} has {quoted(wrong)}: it must have pairs like 0-0 1-2 (Pharaoh format)"
             )
-        pairs_of = (re.split("([-p])", link) for link in links)
-        alignments.append(frozenset((int(a), int(b)) for a, kind, b in pairs_of if not (sure and kind == "p")))
+        alignments.append(frozenset((int(a), int(b)) for a, b in (link.split("-") for link in links)))
     return alignments

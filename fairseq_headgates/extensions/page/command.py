@@ -23,13 +23,7 @@ class ReportOptions(Trust):
         nargs="+",
         type=filled,
         reads="the input",
-        help="checkpoints (.pt); run folders, logs and gate logs (gates.jsonl) of fairseq-train; JSON files of "
-        "headgates score, ablate, curve, functions, evaluate, compare and attention; sweep.json or results.json of a "
-        "recipe",
-    )
-    gif: str | None = option(
-        metavar="FILE",
-        type=filled,
-        help="also write P(gate = 0) over the updates as an animated GIF, for the first INPUT with a gate log",
+        help="checkpoints (.pt); run folders of fairseq-train; JSON files of headgates score, ablate, curve, "
+        "functions, evaluate, compare and attention; sweep.json or results.json of a recipe",
     )
     force: bool = option(default=False, help="overwrite files that exist")

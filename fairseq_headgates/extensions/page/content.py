@@ -8,7 +8,6 @@ from typing import Any
 
 from fairseq_headgates.evaluation.results import Evaluation
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadTable
-from fairseq_headgates.plugin.gate_log import GateRecord
 
 
 @dataclass(frozen=True)
@@ -35,21 +34,6 @@ class ModelHeads:
 
 
 @dataclass(frozen=True)
-class Training:
-    """The progress of a training.
-
-    Attributes:
-        name: the file or folder that it was read from
-        series: {"train nll_loss", "valid heads_open_enc_self" and so on: [(update, value)]}
-        gates: records of the gate log
-    """
-
-    name: str
-    series: Mapping[str, list[tuple[int, float]]]
-    gates: list[GateRecord]
-
-
-@dataclass(frozen=True)
 class Input:
     """A file that a report was made from: its name, what it is, and its signature if it has one."""
 
@@ -64,7 +48,6 @@ class Experiment:
 
     inputs: list[Input] = field(default_factory=list)
     models: list[ModelHeads] = field(default_factory=list)
-    trainings: list[Training] = field(default_factory=list)
     scores: list[tuple[str, HeadTable]] = field(default_factory=list)
     functions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     curves: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)

@@ -108,8 +108,3 @@ def neuron_grids(model: ModelHeads) -> Grids:
         for side, (before, layers) in model.neurons.items()
         if any(kept < before for kept in layers)
     }
-
-
-def closed_grids(closed: HeadTable) -> Grids:
-    """Return P(gate = 0), coloured by P(gate != 0)."""
-    return grids(closed, lambda head, p: Cell(f"{p:.2f}", 1 - p, f"{named(head)}: P(gate = 0) {p:.2f}"))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.attention.modules import gated_modules
 from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.evaluation import Evaluation
-from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads, Training
-from fairseq_headgates.extensions.page.logs import Series, event_files, first_time, parse_log, read_events
-from fairseq_headgates.files import log_lines, parse_json, read_records, read_text
+from fairseq_headgates.extensions.page.content import Experiment, Input, ModelHeads
+from fairseq_headgates.files import parse_json, read_records, read_text
 from fairseq_headgates.heads import (
     SCORE_FORMAT,
     TYPES,
@@ -29,16 +26,14 @@ from fairseq_headgates.heads import (
     scores_of,
 )
 from fairseq_headgates.messages import quoted
-from fairseq_headgates.plugin import gate_log
-from fairseq_headgates.plugin.gate_log import is_gate_log, parse_gate_log
 
 Load = Callable[[str], tuple[dict[str, Any], Any]]  # a checkpoint, with its model
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.
 CHECKPOINTS = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt")
 KNOWN = (
-    "a checkpoint, a run folder of fairseq-train, its log or gate log, or a JSON file of headgates score, ablate, "
-    "curve, functions, attention, explain, evaluate, compare, compress or of sweep.sh"
+    "a checkpoint, a run folder of fairseq-train, or a JSON file of headgates score, ablate, curve, functions, "
+    "attention, explain, evaluate, compare, compress or of sweep.sh"
 )
 
 
@@ -46,7 +41,7 @@ def read_experiment(paths: Sequence[str], trust: bool = False, arch: str | None 
     """Read files and run folders of any kind.
 
     Args:
-        paths: checkpoints, run folders, logs and result files
+        paths: checkpoints, run folders and result files
         trust: load checkpoints with unrestricted unpickling
         arch: read checkpoints as this architecture
 
@@ -60,42 +55,18 @@ def read_experiment(paths: Sequence[str], trust: bool = False, arch: str | None 
             raise ValueError(f"{path} is given twice: name each input once")
     for path in paths:
         if Path(path).is_dir():
-            _read_folder(found, Path(path), load)
+            _add_checkpoint(found, _checkpoint_of(Path(path)), load)
         else:
             _read_file(found, path, load)
     return found
 
 
-def _read_folder(found: Experiment, folder: Path, load: Load) -> None:
-    """Read a run folder: its logs or TensorBoard events, its gate log, and the first existing file of `CHECKPOINTS`."""
-    series, kind = _series_of(folder), "log of a training run"
-    if not series:
-        series, kind = read_events(event_files(folder)), "TensorBoard events of a training run"
-    places = (folder, folder / "checkpoints")  # the latter of fairseq-hydra-train, whose log is in the former
-    gates = next((str(path) for place in places if (path := place / gate_log.NAME).is_file()), "")
-    records = parse_gate_log(read_text(gates, "the gate log", "move it out of the folder"), gates) if gates else []
-    checkpoints = [path for place in places for name in CHECKPOINTS if (path := place / name).is_file()]
-    if not (series or records or checkpoints):
-        raise ValueError(
-            f"{folder} has no log, TensorBoard events, gate log or checkpoint of fairseq-train: give a run folder"
-        )
-    if series or records:
-        found.trainings.append(Training(str(folder), series, records))
-        found.inputs.append(Input(str(folder), kind if series else "gate log"))
-    if checkpoints:
-        _add_checkpoint(found, str(checkpoints[0]), load)
-
-
-def _series_of(folder: Path) -> Series:
-    """Return the numbers of all logs in a folder. Of the same updates, those of the latest log count."""
-    logs = [str(path) for path in sorted(folder.glob("*.log")) if path.is_file()]
-    return parse_log(chain.from_iterable(map(log_lines, sorted(logs, key=_time_of))))
-
-
-def _time_of(log: str) -> str:
-    """Return the time of the first line of a log; without one, as in that of --log-file, that of the last change."""
-    last_change = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(log).st_mtime))
-    return first_time(log_lines(log)) or last_change
+def _checkpoint_of(folder: Path) -> str:
+    """Return the checkpoint of a run folder; fairseq-hydra-train has those in its folder `checkpoints`."""
+    paths = [place / name for place in (folder, folder / "checkpoints") for name in CHECKPOINTS]
+    if found := next((path for path in paths if path.is_file()), None):
+        return str(found)
+    raise ValueError(f"{folder} has none of {', '.join(CHECKPOINTS)}: give a run folder of fairseq-train")
 
 
 def _read_file(found: Experiment, path: str, load: Load) -> None:
@@ -108,13 +79,7 @@ def _read_file(found: Experiment, path: str, load: Load) -> None:
         raise ValueError(f"cannot read {quoted(path)} ({error.strerror}): give {KNOWN}") from None
     if beginning.startswith(CHECKPOINT_BEGINS):
         _add_checkpoint(found, path, load)
-    elif series := parse_log(log_lines(path)):
-        found.trainings.append(Training(path, series, []))
-        found.inputs.append(Input(path, "log of a training run"))
-    elif is_gate_log(text := read_text(path, "the input", f"give {KNOWN}")):
-        found.trainings.append(Training(path, {}, parse_gate_log(text, path)))
-        found.inputs.append(Input(path, "gate log"))
-    elif text.lstrip().startswith(("{", "[")):
+    elif (text := read_text(path, "the input", f"give {KNOWN}")).lstrip().startswith(("{", "[")):
         _add_result(found, path, text)
     else:
         raise ValueError(f"the kind of {quoted(path)} is unknown: give {KNOWN}")

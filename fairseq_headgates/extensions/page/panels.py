@@ -1,4 +1,4 @@
-"""The plots of a report: results of a sweep, heads that checkpoints keep, progress of a training (no torch)."""
+"""The plots of a report: results of a sweep, heads that checkpoints keep (no torch)."""
 
 from __future__ import annotations
 
@@ -156,31 +156,3 @@ def _label_bars(axes: Axes, names: Sequence[str], y: str) -> None:
     """Label the axes of a bar chart, with a name for each group of bars."""
     set_label(axes, "", y, counts=y != "Jaccard index")
     axes.set_xticks(range(len(names)), map(escaped, names), rotation=20, ha="right", fontsize="small")
-
-
-def training_panels(series: Mapping[str, Sequence[tuple[int, float]]]) -> list[Panel]:
-    """Return plots of a training over updates: bits per token, and open heads by type.
-
-    Args:
-        series: the numbers of the log, {"train_inner nll_loss": [(update, value)] and so on}
-    """
-    losses = {
-        "training": _first_of(series, "train_inner nll_loss", "train nll_loss", "train_inner loss", "train loss"),
-        "validation": _first_of(series, "valid nll_loss", "valid loss"),  # cross_entropy logs no nll_loss
-    }
-    heads = {
-        each: _first_of(series, *(f"{part} heads_open_{each.replace('-', '_')}" for part in ("train_inner", "train")))
-        for each in TYPES
-    }
-    panels = []
-    for title, label, lines in (
-        ("cross-entropy", "bits per target token", losses),
-        ("open heads", "open gated heads", heads),
-    ):
-        if curves := {name: points for name, points in lines.items() if points}:
-            panels.append(Panel(title, partial(draw_lines, lines=curves, x="updates", y=label, counts=lines is heads)))
-    return panels
-
-
-def _first_of(series: Mapping[str, Sequence[tuple[int, float]]], *names: str) -> Sequence[tuple[int, float]]:
-    return next((series[name] for name in names if series.get(name)), ())

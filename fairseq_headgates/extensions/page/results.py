@@ -19,7 +19,7 @@ from fairseq_headgates.report.tables import p_value_text, rounded
 
 SENTENCES, WORDS, CHARACTERS = 10, 30, 40  # that are shown of translations, of one, and of a word
 # Names of files that say nothing without that of their folder.
-GENERAL = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt", "evaluation.json", "train.log", "gates.jsonl")
+GENERAL = ("pruned.pt", "checkpoint_last.pt", "checkpoint_best.pt", "evaluation.json")
 
 
 class Word(NamedTuple):
@@ -56,7 +56,7 @@ def labels(paths: Sequence[str]) -> list[str]:
     """Return short names for files and folders: their own, or that of the folder; the paths if two are equal."""
     found = []
     for path in map(Path, paths):
-        stem = path.stem if path.suffix in (".pt", ".json", ".jsonl", ".log", ".txt") else path.name
+        stem = path.stem if path.suffix in (".pt", ".json") else path.name
         found.append((path.parent.name if path.name in GENERAL else stem) or str(path))
     return [path if found.count(name) > 1 else name for path, name in zip(paths, found, strict=True)]
 

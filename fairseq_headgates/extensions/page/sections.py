@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fairseq_headgates.extensions.page.content import Experiment, ModelHeads, Training
+from fairseq_headgates.extensions.page.content import Experiment, ModelHeads
 from fairseq_headgates.extensions.page.grids import (
     Grids,
-    closed_grids,
     function_grids,
     gate_grids,
     neuron_grids,
@@ -24,7 +23,6 @@ from fairseq_headgates.extensions.page.panels import (
     function_panels,
     overlap_panel,
     sweep_panels,
-    training_panels,
 )
 from fairseq_headgates.extensions.page.results import (
     Comparison,
@@ -36,7 +34,6 @@ from fairseq_headgates.extensions.page.results import (
 )
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, HeadTable
 from fairseq_headgates.heads.functions import open_heads
-from fairseq_headgates.plugin.gate_log import thinned
 from fairseq_headgates.report.functions import GROUPS, function_table, group_counts
 from fairseq_headgates.report.maps import by_type
 from fairseq_headgates.report.panels import compression_panels, curve_panels
@@ -53,7 +50,6 @@ from fairseq_headgates.report.tables import (
 from fairseq_headgates.report.text import text_style
 
 Names = Callable[[Sequence[tuple[str, Any]]], list[str]]  # `names_of` with its checkpoints
-FRAMES = 100  # steps of the animation
 TITLES_AND_INTROS = {
     "results": (
         "Results",
@@ -86,11 +82,6 @@ TITLES_AND_INTROS = {
         "A higher score, and a stronger colour, means a more important head.",
     ),
     "ablation": ("Ablation", "Increase of the loss when heads are masked."),
-    "training": (
-        "Training",
-        "Cross-entropy as fairseq logs it in nll_loss, without label smoothing and penalty; in training with dropout. "
-        "Open heads are means over the updates between two lines of the log.",
-    ),
     "explanations": (
         "Explanations",
         "Rows are predictions; cells are the contributions of source tokens and of the target prefix in percent, "
@@ -110,10 +101,6 @@ GROUPS_NOTE = (
     "Open heads by function, as in Voita et al. 2019. A head with several functions counts for the first of "
     "positional, syntactic, rare, alignment."
 )
-FRAMES_NOTE = (
-    "P(gate = 0) in training; bluer: more likely open. A head whose P(gate = 0) is above 0.5 can still be open in "
-    "evaluation."
-)
 INK = "#010203"  # stands for the colour of the text of the page
 # Colours of lines that can be told apart in all common kinds of colour blindness (Okabe and Ito 2008), and that have a
 # contrast of at least 3 with a white and with a dark page.
@@ -129,7 +116,6 @@ class Figure:
         table: the same as text
         grids: grids of heads
         plots: (title, SVG)
-        frames: P(gate = 0) over a training, for the slider
         maps: attention maps of one sentence, by attention type: (type, title, maps)
         explained: contributions of one sentence
         comparison: evaluated models
@@ -140,7 +126,6 @@ class Figure:
     table: str = ""
     grids: Grids = field(default_factory=dict)
     plots: Sequence[tuple[str, str]] = ()
-    frames: Mapping[str, Any] | None = None
     maps: Sequence[tuple[str, str, list[AttentionMap]]] = ()
     explained: Contributions | None = None
     comparison: Comparison | None = None
@@ -165,7 +150,6 @@ def sections(found: Experiment) -> dict[str, list[Figure]]:
             for name, (_, table) in zip(of_models(found.scores), found.scores, strict=True)
         ],
         "ablation": [*_each(_ablation, found.ablations, of_models)],
-        "training": [*_trainings(found.trainings)],
         "explanations": [
             Figure(f"{name}, sentence {number}", explained=explained)
             for name, (_, sentences) in zip(of_models(found.explanations), found.explanations, strict=True)
@@ -313,46 +297,6 @@ def _by_head(values: Mapping[str, float], table: HeadTable) -> dict[HeadId, floa
     if not found.keys() <= known:
         raise ValueError("heads that the model does not have")
     return found
-
-
-def _trainings(trainings: Sequence[Training]) -> Iterator[Figure]:
-    for name, training in zip(labels([training.name for training in trainings]), trainings, strict=True):
-        with _complete(training.name):
-            plots = _drawn(training_panels(training.series))
-        if plots:
-            yield Figure(name, _last_values(training), plots=plots)
-        if training.gates:
-            yield _animation(name, training)
-
-
-def _last_values(training: Training) -> str:
-    """Return the numbers at each validation."""
-    points = {name.removeprefix("valid "): dict(found) for name, found in training.series.items() if "valid " in name}
-    names = [name for name in points if name in ("loss", "nll_loss") or name.startswith("heads_open")]
-    updates = sorted({update for name in names for update in points[name]})
-    rows = [[str(update), *(f"{points[name].get(update, float('nan')):g}" for name in names)] for update in updates]
-    return text_table(["update", *names], rows) if rows else ""
-
-
-def _animation(name: str, training: Training) -> Figure:
-    """P(gate = 0) with a slider over the updates."""
-    records = thinned(training.gates, FRAMES)
-    attention_types = records[0].closed.types
-    rows = [
-        [str(record.update), *(f"{sum(1 - p for p in record.closed.heads(each)):.1f}" for each in attention_types)]
-        for record in thinned(training.gates, 20)
-    ]
-    rounded = [record.closed.map(lambda p: round(p, 2), "P(gate = 0)").values for record in records]
-    return Figure(
-        f"{name}: P(gate = 0)",
-        text_table(["update", *(f"expected open {attention_type}" for attention_type in attention_types)], rows),
-        closed_grids(records[-1].closed),
-        frames={
-            "updates": [record.update for record in records],
-            "closed": [[values[each] for values in rounded] for each in attention_types],  # in the order of the grids
-        },
-        note=FRAMES_NOTE,
-    )
 
 
 @contextmanager

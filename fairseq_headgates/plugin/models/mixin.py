@@ -59,14 +59,11 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
 
 
 def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
-    """Warn of a criterion without penalty and monitor, if the gates need a penalty or --stop-when-settled is set."""
+    """Warn of a criterion without penalty, if the gates need one."""
     name = getattr(args, "criterion", None)  # of hydra's `model` it is None
     if not options.gate_heads or name is None or getattr(CRITERION_REGISTRY.get(name), "adds_penalty", False):
         return
     ours = f"{name}_l0" if f"{name}_l0" in CRITERION_REGISTRY else None
-    if options.stop_when_settled:
-        hint = f"use --criterion {ours}" if ours else "leave it out"
-        logger.warning(f"--stop-when-settled has no effect with --criterion {name}: {hint}")
     if METHODS[options.sparsity_method].has_penalty:
         logger.warning(
             f"--criterion {name} adds no penalty on the gates, so the number of open heads is not controlled: "

@@ -161,8 +161,8 @@ class HeadOptions:
         "l0",
         "METHOD",
         "l0: --l0-weight is a penalty on each open head; lagrangian: a penalty with learned multipliers leads to "
-        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021), subset-li2021 with "
-        "their schedule. The criterions of this plugin, such as label_smoothed_cross_entropy_l0, add the penalty",
+        "--target-heads heads; subset: --target-heads heads are drawn in training (Li et al. 2021). The criterions "
+        "of this plugin, such as label_smoothed_cross_entropy_l0, add the penalty",
         parse_method,
         (str,),
     )
@@ -180,8 +180,7 @@ class HeadOptions:
         0,
         "U",
         "updates of the warm-up. lagrangian: the number of heads to keep falls linearly from all to --target-heads; "
-        "subset: its softmax temperature falls linearly from 1 to 0.1; 0: the final value from the first update. "
-        "subset-li2021: the temperature falls geometrically from 0.1 to 1e-8; 0: it stays 0.1",
+        "subset: its softmax temperature falls linearly from 1 to 0.1; 0: the final value from the first update",
         count("updates"),
         (int,),
     )
@@ -197,7 +196,7 @@ class HeadOptions:
         False,
         None,
         "round the gates in training to 1 (from 0.5 up; with subset the N highest) or 0, with the gradient of the "
-        "unrounded gates (straight-through); with subset-li2021 1 for the N highest log_alpha, without noise",
+        "unrounded gates (straight-through)",
         switch,
         Switch,
     )
@@ -208,15 +207,6 @@ class HeadOptions:
         "0 (Shim et al. 2021); subset needs --gate-hard with it",
         switch,
         Switch,
-    )
-    stop_when_settled: int = option(
-        0,
-        "K",
-        "end the training after K consecutive validations with the same open heads. A validation counts only after all "
-        "warm-ups, with fewer than all heads open, and if the expected number of open heads is within 0.5 of their "
-        "number; 0: never",
-        count("validations"),
-        (int,),
     )
     freeze_params: str | None = option(
         None,
@@ -283,7 +273,6 @@ class HeadOptions:
             "fix_after": self.fix_gates_after,
             "hard": self.gate_hard,
             "output_scale": self.gate_output_scale,
-            "stop_when_settled": self.stop_when_settled,
         }
         if self.target_heads is not None:
             heads = Counter(each for layer, each in zip(layers, layer_types, strict=True) for _ in layer.theta)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from statistics import mean
 
@@ -38,8 +37,6 @@ def _line(row: Row) -> str:
 def draw(path: str, panels: Sequence[Panel]) -> None:
     """Draw panels side by side; the kind of file is that of the name (.svg, .png, .pdf)."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq sets the level of all loggers
-    content, lacking = picture(path, lambda: row_of(panels))
-    if lacking:
-        print(f"{path} {lacking}: an .svg file does", file=sys.stderr)
+    content = picture(path, lambda: row_of(panels))
     with replacing(path, force=True) as part:
         part.write_bytes(content)

@@ -15,7 +15,6 @@ from settings.translation import (
     Sweep,
     Translation,
     WmtEnRu,
-    WordAlignment,
 )
 
 __all__ = ["GROUPS", "RECIPES", "Default", "Settings"]
@@ -28,7 +27,6 @@ RECIPES: Mapping[str, type[Settings]] = {
     "opensubtitles_en_ru.sh": OpenSubtitlesEnRu,
     "iwslt14_de_en.sh": Iwslt14DeEn,
     "prune_pretrained.sh": PrunePretrained,
-    "word_alignment.sh": WordAlignment,
     "language_model.sh": LanguageModel,
     "wikitext103.sh": WikiText103,
     "classification.sh": Classification,

@@ -146,8 +146,8 @@ class Training(Settings):
     PRUNE_WARMUP: t.Count = pruning("warm-up updates of each run of RUNS and its control")
     GATE_LR_SCALE: t.Above0 = pruning("--gate-lr-scale of runs that train gates (default: 50)")
     L0_WARMUP: t.Count = pruning("--l0-warmup-updates of runs with a LAMBDA")
-    SPARSITY_METHOD: Literal["lagrangian", "subset", "subset-li2021"] = pruning(
-        "METHOD of runs without one: lagrangian, subset or subset-li2021", record=""
+    SPARSITY_METHOD: Literal["lagrangian", "subset"] = pruning(
+        "METHOD of runs without one: lagrangian or subset", record=""
     )
     SPARSITY_WARMUP: t.Count = pruning("--sparsity-warmup-updates of lagrangian and subset")
     FIX_AFTER: t.Count = pruning("--fix-gates-after of runs that train gates (0: never)")

@@ -161,13 +161,6 @@ class Demo(Translation):
     )
 
 
-class WordAlignment(Translation):
-    """Settings of word_alignment.sh."""
-
-    ARGUMENTS: ClassVar[tuple[str, ...]] = ("OUT_DIR",)
-    HIDDEN: ClassVar[tuple[str, ...]] = (*Demo.HIDDEN, "RUNS", "SCRATCH")
-
-
 class Sweep(Translation):
     """Settings of sweep.sh."""
 

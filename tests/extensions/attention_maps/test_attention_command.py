@@ -1,6 +1,5 @@
 """`headgates attention` as a user runs it, on toy models."""
 
-import base64
 import io
 import json
 import re
@@ -13,7 +12,7 @@ from support.analysis import READ, one_line
 
 from fairseq_headgates import observe
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page, interactive_page
+from fairseq_headgates.extensions.attention_maps.drawing import attention_figure, attention_page
 from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
 from fairseq_headgates.report import text as report_text
 
@@ -103,39 +102,6 @@ def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp
     assert found.count("<table") == sum(entry["weights"] is not None for entry in heads)
 
 
-def test_an_interactive_page_holds_all_weights_and_loads_nothing(on_toy, checkpoints, tmp_path):
-    options = ["attention", "--lines", "3,1", "--out", tmp_path / "maps.json", "--plot", tmp_path / "maps.html"]
-    on_toy(*options, "--interactive", checkpoint=checkpoints["mixed"])
-    page = (tmp_path / "maps.html").read_text(encoding="utf-8")
-    assert not LOADS.search(page) and "default-src 'none'" in page
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
-    assert [each["number"] for each in data] == [3, 1]
-    for each, types in zip(data, json.loads((tmp_path / "maps.json").read_text())["sentences"], strict=True):
-        for found, (attention_type, expected) in zip(each["types"], types.items(), strict=True):
-            assert found["title"].startswith(attention_type) and found["queries"] == expected["queries"]
-            heads = [head for layer in found["layers"] for head in layer["heads"]]
-            for head, entry in zip(heads, expected["heads"], strict=True):
-                assert (head["head"], head["gate"]) == (entry["head"], entry["gate"])
-                weights = base64.b64decode(head["weights"] or "")
-                expected_weights = [weight for row in entry["weights"] or [] for weight in row]
-                assert [byte / 255 for byte in weights] == pytest.approx(expected_weights, abs=0.5 / 255 + 1e-6)
-    wrong = on_toy("attention", "--interactive", "--plot", tmp_path / "maps.svg", code=2)
-    assert "--interactive makes a web page: add --plot FILE.html" in one_line(wrong)
-
-
-def test_interactive_pages_have_limits_and_escape_tokens():
-    def page(queries, keys, heads=1):
-        maps = [AttentionMap(HeadId("enc-self", i, 0), 1.0, queries, keys, [[0.5] * len(keys)] * len(queries))
-                for i in range(heads)]  # fmt: skip
-        return interactive_page({1: maps}, "<i>")
-
-    assert "<i>" not in page(["</script>"], ["a"]) and page(["</script>"], ["a"]).count("</script>") == 2
-    with pytest.raises(ValueError, match="a sentence has 201 tokens, and an interactive page takes at most 200"):
-        page(["a"] * 201, ["a"])
-    with pytest.raises(ValueError, match="12,040,000 weights, and an interactive page takes at most 12,000,000"):
-        page(["a"] * 200, ["a"] * 200, heads=301)
-
-
 def test_pictures(on_toy, tmp_path):
     options = ["attention", "--heads", "enc-self:0.0,dec-enc:1.*", "--lines", "1,2"]
     on_toy(*options, "--plot", tmp_path / "maps.svg", "--out", tmp_path / "maps.json")
@@ -183,7 +149,7 @@ def test_texts_that_are_refused(content, words, on_toy, tmp_path):
 
 
 def test_a_plot_without_a_font_for_its_tokens_warns(copied, gated_checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
+    monkeypatch.setattr(report_text, "FALLBACK", [])
     folder = copied()
     for path in folder.glob("dict.*.txt"):
         path.write_text(path.read_text().replace("a ", "中文 ").replace("b ", "🙂 "))
@@ -192,8 +158,8 @@ def test_a_plot_without_a_font_for_its_tokens_warns(copied, gated_checkpoint, tm
     options += ["--heads", "enc-self:0.0", "--plot", tmp_path / "maps.png"]
     assert cli.main(["attention", *map(str, options)]) == 0
     assert capsys.readouterr().err == (
-        f"headgates attention: warning: {tmp_path}/maps.png does not show CJK, symbols or emoji, for which this system "
-        f"has no font: use --plot x.html or x.svg\nwritten: {tmp_path}/maps.png\n"
+        f"headgates attention: warning: {tmp_path}/maps.png: Glyph 20013 (\\N{{CJK UNIFIED IDEOGRAPH-4E2D}}) missing "
+        f"from font(s) DejaVu Sans; an .svg file shows it\nwritten: {tmp_path}/maps.png\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Word alignments from attention weights and contributions, and their error rate, against loops over words."""
+"""Word alignments from attention weights and contributions, against loops over words."""
 
 import pytest
 import torch
@@ -7,8 +7,7 @@ from support.models import make_gated
 from support.sentences import sample
 
 from fairseq_headgates import observe, relevance
-from fairseq_headgates.extensions.functions.aligning import Alignments, align, attention_of, contributions_by
-from fairseq_headgates.extensions.functions.trees import read_alignments
+from fairseq_headgates.extensions.functions.aligning import align, attention_of, contributions_by
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.heads.functions import best_head
 
@@ -44,17 +43,6 @@ def test_each_target_word_is_aligned_with_the_largest_weight(method, subwords, l
     lines = found.lines().splitlines()
     assert len(lines) == len(pairs) and (lines[2] == "") == subwords
     assert lines[0].split() == [f"{a}-{b}" for a, b in found.of[0]]
-
-
-def test_errors_against_sure_and_possible_links(tmp_path):
-    """By hand: 3 of 4 found links are possible, 1 is sure; 2 links are sure. AER = 1 - (1 + 3) / (4 + 2)."""
-    (tmp_path / "gold").write_text("0-0 1p1 2p1 1-2\n\n0-0\n")
-    gold = [read_alignments(tmp_path / "gold", sure) for sure in (True, False)]
-    assert gold[0][0] == {(0, 0), (1, 2)} and gold[1][0] == {(0, 0), (1, 1), (2, 1), (1, 2)}
-    found = Alignments({0: [(0, 0), (1, 1), (2, 1), (0, 2)], 1: [], 2: None})
-    errors = found.errors(*gold)
-    assert errors == {"aer": pytest.approx(1 - 4 / 6), "precision": 3 / 4, "recall": 1 / 2, "sentences": 2}
-    assert Alignments({0: None}).errors(*gold) == {"aer": None, "precision": None, "recall": None, "sentences": 0}
 
 
 def test_the_best_head_is_open():

@@ -1,14 +1,11 @@
 """The report in a real browser: no errors, no requests, sliders and keyboard work, WCAG AA, desktop and phone."""
 
-import json
 import shutil
 
 import pytest
 from support.report import inputs_of
 
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.extensions.attention_maps.drawing import interactive_page
-from fairseq_headgates.heads import AttentionMap, HeadId
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.rehearsal, pytest.mark.skipif(not BROWSER, reason="needs chromium")]
@@ -60,31 +57,6 @@ def test_the_page_is_accessible_fits_the_width_and_logs_no_messages(viewport, co
     assert page.evaluate("[...document.querySelectorAll('svg')].every(svg => svg.getBoundingClientRect().width > 100)")
 
 
-def test_the_slider_shows_the_gates_of_an_update(opened, experiment):
-    from playwright.sync_api import expect
-
-    page = opened()
-    figure = page.locator("figure.panel:has(.frames)")
-    slider, first = figure.locator(".frames"), figure.locator("td[data-label]").first
-    assert figure.locator(".update").inner_text() == "6"
-    before = first.inner_text()
-    slider.focus()
-    page.keyboard.press("Home")
-    assert figure.locator(".update").inner_text() == "0" and slider.get_attribute("aria-valuetext") == "update 0"
-    assert first.inner_text() != before and first.get_attribute("data-label").endswith(
-        f"{float(first.inner_text()):.2f}"
-    )
-    page.keyboard.press("ArrowRight")
-    assert figure.locator(".update").inner_text() == "1"
-    lines = (experiment / "gated" / "gates.jsonl").read_text().splitlines()
-    logged = [p for rows in json.loads(lines[1])["closed"].values() for row in rows for p in row]
-    assert figure.locator("td[data-label]").all_inner_texts() == [f"{p:.2f}" for p in logged]
-    figure.locator(".play").click()
-    expect(figure.locator(".update")).to_have_text("6")
-    expect(figure.locator(".play")).to_have_text("Play")
-    assert first.inner_text() == before and page.heard == []
-
-
 def test_the_distribution_follows_its_sliders(opened):
     """Against P(gate = 0) and P(gate = 1) by hand, at log alpha 0: symmetric; then at the highest."""
     page = opened()
@@ -123,47 +95,3 @@ def test_the_keyboard_reaches_every_head(opened):
     removed = page.locator("figure.panel:has(td.removed)").first
     removed.locator("td.removed").first.hover()
     assert removed.locator("output").inner_text().endswith(": removed")
-
-
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_an_interactive_page_shows_the_weights_of_the_chosen_heads(viewport, colours, browser, tmp_path):
-    """By mouse and keyboard: one head at first, the lines and the best key of a query, another head, and both."""
-    from axe_core_python.sync_playwright import Axe
-
-    def head(kind, layer, head, gate, rows):
-        return AttentionMap(HeadId(kind, layer, head), gate, ["a", "b"], ["a", "b"], rows)
-
-    to_one_key, to_both, closed = [[0.0, 1.0], [0.0, 1.0]], [[0.9, 0.1], [0.2, 0.8]], [[1.0, 0.0], [0.0, 1.0]]
-    maps = [head("enc-self", 0, 0, None, []), head("dec-enc", 0, 0, 1.0, to_one_key)]
-    maps += [head("dec-enc", 1, 0, 0.0, closed), head("dec-enc", 1, 1, 0.5, to_both), head("dec-enc", 1, 2, None, [])]
-    (tmp_path / "x.html").write_text(interactive_page({1: maps}, "signature"))
-    page, heard = browser.new_page(viewport=viewport, color_scheme=colours), []
-    page.on("console", lambda message: heard.append(message.text))
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.goto((tmp_path / "x.html").as_uri())
-    lines, chosen = page.locator("#lines path"), page.locator("#chosen span")
-    assert chosen.all_inner_texts() == ["layer 1 head 1"] and lines.count() == 4  # open, and on most keys
-    assert page.locator("#heads span").all_inner_texts() == ["layer 0", "layer 1"]
-    page.hover("#queries li:nth-child(2)")
-    assert lines.count() == 2 and page.inner_text("output") == "b: 80% on b"
-    page.locator("#heads label").first.click()
-    assert chosen.all_inner_texts() == ["layer 0 head 0"] and lines.count() == 2  # weights of 0 have none
-    page.keyboard.press("ArrowRight")
-    assert chosen.all_inner_texts() == ["layer 1 head 0 (closed)"]
-    page.check("#several")
-    page.locator("#heads label").nth(2).click()
-    assert chosen.all_inner_texts() == ["layer 1 head 0 (closed)", "layer 1 head 1"] and lines.count() == 6
-    page.locator("#queries li").first.focus()
-    assert page.inner_text("output") == "a: 95% on a"
-    page.keyboard.press("ArrowDown")
-    assert page.inner_text("output") == "b: 90% on b"
-    assert [item.get_attribute("data-share") for item in page.locator("#keys li").all()] == ["10%", "90%"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-    assert page.evaluate("lines.getBoundingClientRect().width") > viewport["width"] / 3
-    assert not [rule["id"] for rule in Axe().run(page)["violations"]]
-    page.uncheck("#several")
-    assert chosen.all_inner_texts() == ["layer 1 head 0 (closed)"]
-    page.select_option("#type", index=0)
-    assert page.locator("#heads input:disabled").count() == 1 and lines.count() == 0
-    assert page.inner_text("#chosen") == "no head chosen" and heard == []

@@ -24,7 +24,7 @@ from fairseq_headgates.report.tables import (
     score_table,
     text_table,
 )
-from fairseq_headgates.report.text import choose_fonts, visible
+from fairseq_headgates.report.text import visible
 
 GATE = HeadTable({"enc-self": [[1.0, 0.0], [0.5, 1.0]], "dec-enc": [[0.0, 0.0]]}, "gate")
 OPEN = HeadTable({"enc-self": [[0.99, 0.01], [0.7, 0.9]], "dec-enc": [[0.1, 0.2]]}, "P(open)")
@@ -189,10 +189,10 @@ def maps_of(*tokens):
 def test_pictures_show_tokens_as_they_are(tmp_path):
     pytest.importorskip("matplotlib")
     tokens = ["$", "$x^2$", "a_b", "\\alpha", "50%", "&", "<b>", '"', "{}", "#", "\x07", "x" * 300]
-    content, lacking = picture("maps.svg", lambda: attention_figure(maps_of(*tokens)))
+    content = picture("maps.svg", lambda: attention_figure(maps_of(*tokens)))
     drawn = [each.text for each in ElementTree.fromstring(content).iter() if each.tag.endswith("text")]
     length, (shown, labels) = len(tokens), ([*map(visible, tokens)], ["key; attention weights in percent", "query"])
-    assert drawn[: 2 * length + 2] == [*shown, labels[0], *shown, labels[1]] and not lacking
+    assert drawn[: 2 * length + 2] == [*shown, labels[0], *shown, labels[1]]
     figure = attention_figure(maps_of("x" * 300))
     figure.draw_without_rendering()
     axes = figure.axes[0]
@@ -206,34 +206,20 @@ def test_checkpoint_names_may_hold_any_characters(tmp_path):
     """Control characters are not allowed in SVG, and bytes of a name that are not UTF-8 in no file."""
     pytest.importorskip("matplotlib")
     several = [{**point, "checkpoint": name} for name in ("$a_{\x07\udcff", "b") for point in points()]
-    content, _ = picture("curve.svg", lambda: curve_plot(several))
+    content = picture("curve.svg", lambda: curve_plot(several))
     drawn = [each.text or "" for each in ElementTree.fromstring(content).iter() if each.tag.endswith("text")]
     assert "all gate $a_{\\x07\\udcff" in drawn
-    assert picture("curve.png", lambda: curve_plot(several))[0].startswith(b"\x89PNG")
+    assert picture("curve.png", lambda: curve_plot(several)).startswith(b"\x89PNG")
 
 
-def test_pictures_take_a_font_that_has_the_tokens(monkeypatch):
+def test_a_character_is_drawn_in_the_first_font_that_has_it(monkeypatch, caplog):
     """A font of matplotlib, with a single Japanese letter, stands for those of the system."""
-    assert "DejaVu Sans" not in report_text._other_fonts()
-    monkeypatch.setattr(report_text, "_other_fonts", lambda: ["STIXGeneral"])
-    figure = attention_figure(maps_of("の", "a"))
-    assert choose_fonts(figure) == ""
-    labels = figure.axes[0].get_xticklabels()
-    assert [label.get_fontfamily() for label in labels] == [["DejaVu Sans", "STIXGeneral"], ["sans-serif"]]
-    with_font, lacking = picture("maps.pdf", lambda: attention_figure(maps_of("の", "a")))
-    assert not lacking and b"STIXGeneral" in with_font
-    monkeypatch.setattr(report_text, "_other_fonts", lambda: [])
-    assert choose_fonts(figure) == "does not show Hiragana, for which this system has no font"
-
-
-def test_scripts_that_matplotlib_cannot_shape(monkeypatch):
-    from matplotlib import ft2font
-
-    monkeypatch.setattr(ft2font, "__libraqm_version__", "0.10", raising=False)
-    assert choose_fonts(attention_figure(maps_of("سلام"))) == ""
-    monkeypatch.delattr(ft2font, "__libraqm_version__")
-    assert choose_fonts(attention_figure(maps_of("سلام", "a"))).startswith("draws Arabic without shaping")
-    assert choose_fonts(attention_figure(maps_of("a", "é", "ж"))) == ""
+    for fonts in (["No Such Font", "STIXGeneral"], []):
+        monkeypatch.setattr(report_text, "FALLBACK", fonts)
+        content = picture("maps.pdf", lambda: attention_figure(maps_of("の", "a")))
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert (b"STIXGeneral" in content, len(warned)) == ((True, 0) if fonts else (False, 1))
+    assert warned[0].startswith("maps.pdf: Glyph 12398 ") and warned[0].endswith("; an .svg file shows it")
 
 
 def evaluation(checkpoint, data="a", predictions=("x y", "z"), parameters=100):

@@ -9,7 +9,6 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
-from PIL import Image
 from support.analysis import one_line
 from support.report import SWEEP, inputs_of
 
@@ -17,7 +16,7 @@ from fairseq_headgates.cli import main as cli
 from fairseq_headgates.extensions.page import sections
 from fairseq_headgates.extensions.page.content import ModelHeads
 from fairseq_headgates.extensions.page.grids import function_grids, gate_grids
-from fairseq_headgates.heads import TYPES, HeadTable
+from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report.functions import group_counts
 
 LOADED_BY_CSS = re.compile(r"url\((?!#)|@import")
@@ -45,25 +44,20 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def reported(experiment, tmp_path_factory):
-    """A folder with report.html and gates.gif of all inputs, and what the command printed."""
-    folder, printed = tmp_path_factory.mktemp("report"), io.StringIO()
-    outputs = [folder / "report.html", "--gif", folder / "gates.gif"]
+def page(experiment, tmp_path_factory):
+    """The report of all inputs."""
+    path, printed = tmp_path_factory.mktemp("report") / "report.html", io.StringIO()
     with contextlib.redirect_stderr(printed):
-        assert cli.main(["report", *map(str, [*outputs, *inputs_of(experiment)])]) == 0
-    return folder, printed.getvalue()
-
-
-@pytest.fixture(scope="module")
-def page(reported):
-    return (reported[0] / "report.html").read_text()
+        assert cli.main(["report", *map(str, [path, *inputs_of(experiment)])]) == 0
+    assert printed.getvalue() == f"written: {path}\n"
+    return path.read_text()
 
 
 def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
     found = Page(page)
     names = (
-        "results compression heads curves overlap functions scores ablation training explanations attention "
-        "distribution reproduce"
+        "results compression heads curves overlap functions scores ablation explanations attention distribution "
+        "reproduce"
     ).split()
     assert list(found.texts)[1:] == names
     assert "sentence 6\n" in found.texts["results"] and "reference" in found.texts["results"]
@@ -75,7 +69,6 @@ def test_the_page_has_a_section_for_every_kind_of_input(page, experiment):
         assert name in found.texts["curves"]
     assert "magnitude" in found.texts["scores"] and "gradient-unit:sentence" in found.texts["scores"]
     assert "each head masked" in found.texts["ablation"] and "BLEU" in found.texts["ablation"]
-    assert "P(gate = 0)" in found.texts["training"] and "bits per target token" in found.texts["training"]
     assert "dec-enc layer 0 head 3" in found.texts["attention"] and "</s>" in found.texts["attention"]
     assert "headgates report" in found.texts["reproduce"]
     assert found.texts["reproduce"].count("compressed.json: compressed") == 1  # of several models with a signature
@@ -98,20 +91,10 @@ def test_the_page_loads_no_external_resources(page):
 
 def test_every_figure_has_its_table(page):
     """Maps are tables themselves, and the numbers of the distribution are below it."""
-    for section in ("compression", "curves", "functions", "scores", "ablation", "training"):
+    for section in ("compression", "curves", "functions", "scores", "ablation"):
         part = page.split(f'<section id="{section}"')[1].split("</section>")[0]
         figures = part.split('<figure class="panel">')[1:]
         assert figures and all("<pre" in figure for figure in figures), section
-
-
-def test_the_frames_are_those_of_the_gate_log(page, experiment):
-    [data] = re.findall(r'class="frames-data">(.*?)</script>', page, re.DOTALL)
-    frames = json.loads(data)
-    logged = [json.loads(line) for line in (experiment / "gated" / "gates.jsonl").read_text().splitlines()]
-    assert frames["updates"] == [line["update"] for line in logged] == list(range(7))
-    for attention_type, found in zip(TYPES, frames["closed"], strict=True):
-        expected = [line["closed"][attention_type] for line in logged]
-        assert found == [[[pytest.approx(p, abs=0.006) for p in row] for row in rows] for rows in expected]
 
 
 def test_what_a_file_holds_is_escaped(tmp_path, headgates):
@@ -121,19 +104,9 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
     (tmp_path / "attention.json").write_text(json.dumps(data))
     sweep = json.loads(json.dumps(SWEEP).replace("all_heads12", hostile).replace("lagrangian", hostile))
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-    (tmp_path / "gates.jsonl").write_text(
-        '{"format": "headgates.gates/1", "update": 0, "closed": {"enc-self": [[0.5]]}, "x": "</script>"}\n'
-    )
-    headgates("report", tmp_path / "r.html", *(tmp_path / f for f in ("attention.json", "sweep.json", "gates.jsonl")))
+    headgates("report", tmp_path / "r.html", tmp_path / "attention.json", tmp_path / "sweep.json")
     page = (tmp_path / "r.html").read_text()
     assert hostile not in page and "&lt;script&gt;alert" in page
-
-
-def test_the_gif_has_a_frame_for_each_record(reported):
-    folder, printed = reported
-    assert printed.endswith(f"written: {folder / 'report.html'}\nwritten: {folder / 'gates.gif'}\n")
-    with Image.open(folder / "gates.gif") as image:
-        assert image.n_frames == 7
 
 
 @pytest.mark.parametrize(
@@ -159,17 +132,6 @@ def test_incomplete_files_are_named(change, words, tmp_path, headgates):
     assert words in error and not (tmp_path / "r.html").exists()
 
 
-def test_a_run_folder_without_a_log_is_named(tmp_path, experiment, capsys):
-    (tmp_path / "gated").mkdir()
-    shutil.copy(experiment / "gated" / "gates.jsonl", tmp_path / "gated")
-    assert cli.main(["report", str(tmp_path / "r.html"), f"{tmp_path / 'gated'}/"]) == 0
-    warning, written = capsys.readouterr().err.splitlines()
-    assert "gated has no log of its training, so the page has no curves of it" in warning
-    assert written == f"written: {tmp_path / 'r.html'}"
-    assert cli.main(["report", str(tmp_path / "other.html"), f"{experiment / 'gated'}/"]) == 0
-    assert capsys.readouterr().err == f"written: {tmp_path / 'other.html'}\n"
-
-
 def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
     (tmp_path / "r.html").write_text("mine")
     error = one_line(headgates("report", tmp_path / "r.html", experiment / "sweep.json", code=2))
@@ -190,9 +152,9 @@ def test_an_input_is_not_overwritten(tmp_path, headgates):
 
 def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
     """Formulas of matplotlib, and bytes that are not UTF-8."""
-    folder, file = tmp_path / "a$x_{$b $\\frac{", tmp_path / os.fsdecode(b"log\xff.txt")
+    folder, file = tmp_path / "a$x_{$b $\\frac{", tmp_path / os.fsdecode(b"sweep\xff.json")
     shutil.copytree(experiment / "gated", folder)
-    shutil.copy(experiment / "log.txt", file)
+    shutil.copy(experiment / "sweep.json", file)
     headgates("report", tmp_path / "r.html", folder, experiment / "pruned.pt", file)
     assert "a$x_{$b $" in (tmp_path / "r.html").read_text()
 
@@ -202,12 +164,6 @@ def test_a_head_with_a_closed_gate_in_a_pruned_model_is_closed():
     model = ModelHeads("x", gate, HeadTable({"enc-self": [[0, 0.01, 1]]}), alive, 1, None)
     [[row]] = gate_grids(model).values()
     assert [cell.state for cell in row] == ["removed", "closed", "open"]
-
-
-def test_a_gif_needs_a_gate_log(tmp_path, experiment, headgates):
-    arguments = ["report", tmp_path / "r.html", experiment / "sweep.json", "--gif", tmp_path / "g.gif"]
-    assert "no input has a gate log" in one_line(headgates(*arguments, code=2))
-    assert not (tmp_path / "r.html").exists() and not (tmp_path / "g.gif").exists()
 
 
 def test_named_functions_have_the_expected_letters():

@@ -20,7 +20,6 @@ PLAIN, FROZEN = "baseline+ control baseline+ - -", "baseline+frozen control base
         (MT, "all=36", {}, [PLAIN, f"all_heads36 lagrangian baseline+ {ALL} 36"]),
         (MT, "=36@lagrangian", {"SPARSITY_METHOD": "subset"}, [PLAIN, f"all_heads36 lagrangian baseline+ {ALL} 36"]),
         (MT, "=36", {"SPARSITY_METHOD": "subset"}, [PLAIN, f"all_heads36_subset subset baseline+ {ALL} 36"]),
-        (MT, "=36@subset-li2021", {}, [PLAIN, f"all_heads36_subset-li2021 subset-li2021 baseline+ {ALL} 36"]),
         (MT, "=0.5@gradient", {}, [PLAIN, f"all_heads0.5_gradient gradient baseline+ {ALL} gradient 36"]),
         (MT, "=0.5@random", {"DECODER_LAYERS": "1"}, [PLAIN, f"all_heads0.5_random random baseline+ {ALL} random 20"]),
         (MT, "=36@ablation", {}, [PLAIN, f"all_heads36_ablation ablation baseline+ {ALL} ablation 36"]),

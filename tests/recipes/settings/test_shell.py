@@ -15,7 +15,6 @@ from settings.declared import RECIPES as DECLARED
 # Recipes that end as another one, and settings that only Python reads.
 INNER = {
     "sweep.sh": "translation.sh",
-    "word_alignment.sh": "translation.sh",
     "demo.sh": "translation.sh",
     "iwslt14_de_en.sh": "translation.sh",
 }

@@ -55,7 +55,7 @@ BAD = {  # type: {value: rule}
             "all:-1": "lambda '-1' must be a finite number, 0 or more",
             "all:1@0": "scale '0' must be above 0",
             "=80%": f"N '80%' {HEADS}",
-            "all=36@magic": "method 'magic' must be one of lagrangian, subset, subset-li2021, gradient, ablation, ran",
+            "all=36@magic": "method 'magic' must be one of lagrangian, subset, gradient, ablation, ran",
             "enc-self,:0.1": "'' is not an attention type",
             "enc-self,enc-self:0.1": "'enc-self' is named twice",
             "all": "must be TYPES:LAMBDA[@SCALE], TYPES=N[@METHOD], params=N[@only] or speed=X[@only]: in 'all' a co",

@@ -22,47 +22,6 @@ for (const figure of document.querySelectorAll("figure.panel")) {
     });
   }
 }
-// P(gate = 0) over a training.
-for (const data of document.querySelectorAll(".frames-data")) {
-  const {updates, closed} = JSON.parse(data.textContent);
-  const figure = data.closest("figure"), slider = figure.querySelector(".frames"), button = figure.querySelector(".play");
-  const tables = figure.querySelectorAll(".grid table");
-  const grids = closed.map((frames, i) => [frames, [...tables[i].querySelectorAll("td[data-label]")]]);
-  let timer = null;
-  const draw = () => {
-    const frame = Number(slider.value);
-    figure.querySelector(".update").textContent = updates[frame];
-    slider.setAttribute("aria-valuetext", `update ${updates[frame]}`);
-    for (const [frames, cells] of grids) {
-      frames[frame].flat().forEach((p, i) => {
-        cells[i].textContent = p.toFixed(2);
-        cells[i].style.setProperty("--w", 1 - p);  // bluer: open
-        cells[i].dataset.label = cells[i].dataset.label.replace(/[\d.]+$/, p.toFixed(2));
-        cells[i].title = cells[i].dataset.label;
-      });
-    }
-    const focused = figure.querySelector("td:focus");
-    figure.querySelector("output").textContent = focused ? focused.dataset.label : "";
-  };
-  const stop = () => {
-    clearInterval(timer);
-    timer = null;
-    button.textContent = "Play";
-  };
-  slider.addEventListener("input", draw);
-  button.addEventListener("click", () => {
-    if (timer) return stop();
-    if (Number(slider.value) >= updates.length - 1) slider.value = 0;
-    button.textContent = "Stop";
-    timer = setInterval(() => {
-      slider.value = Number(slider.value) + 1;
-      draw();
-      if (Number(slider.value) >= updates.length - 1) stop();
-    }, 150);
-    draw();
-  });
-  draw();
-}
 window.addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
