@@ -70,7 +70,7 @@ def masks(options: argparse.Namespace) -> dict[str, HeadTable]:
     for text in getattr(options, "alive", ()):
         mask = read_mask(text)
         check_shape(mask, dict.fromkeys(TYPES, (layers, heads)))
-        mask = HeadTable({each: mask.values.get(each, [[1] * heads] * layers) for each in TYPES})
+        mask = HeadTable({each: mask.layers.get(each, [[1] * heads] * layers) for each in TYPES})
         removed = sum(value == 0 for _, value in mask.items()) / (len(TYPES) * layers * heads)
         found[f"{100 * removed:.0f}% {'inline' if text.startswith('{') else Path(text).stem}"] = mask
     return found

@@ -54,7 +54,7 @@ def build(options: argparse.Namespace, vocabulary: int) -> dict[str, nn.Module]:
 def gate_weights(gated: nn.Module, mask: HeadTable) -> dict[str, Tensor]:
     """Return the parameters of gates that are exactly 0 or exactly 1."""
     alive = {
-        f"{module.name}.gate.log_alpha": mask.values[module.attention_type][module.layer]
+        f"{module.name}.gate.log_alpha": mask.layers[module.attention_type][module.layer]
         for module in attention_modules(gated)
     }
     return {name: 20.0 * torch.tensor(row) - 10 for name, row in alive.items()}

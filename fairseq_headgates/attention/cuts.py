@@ -190,7 +190,7 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     layer_cuts, computed = {}, dict[str, None]()
     for module in attention_modules(model):
         attention = module.attention
-        rows = mask.values.get(module.attention_type)
+        rows = mask.layers.get(module.attention_type)
         alive = rows[module.layer] if rows is not None else [1] * attention.heads
         gates = values[module.attention_type][module.layer].cpu()[list(attention.kept)]
         open_heads = {i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0}
@@ -347,7 +347,7 @@ def removal_plan(model: nn.Module, pruned: nn.Module, written: nn.Module | None 
         "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in sized] for each in after.types},
         "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
         "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),
-        "mask": dict(after.values),
+        "mask": dict(after.layers),
     }
 
 

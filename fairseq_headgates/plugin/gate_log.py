@@ -23,7 +23,7 @@ class GateRecord(NamedTuple):
 
 def gate_log_line(record: GateRecord) -> str:
     """Return the line of a record."""
-    rows = {each: [[round(p, 4) for p in layer] for layer in rows] for each, rows in record.closed.values.items()}
+    rows = {each: [[round(p, 4) for p in layer] for layer in rows] for each, rows in record.closed.layers.items()}
     return json.dumps({"format": FORMAT, "update": record.update, "closed": rows}) + "\n"
 
 
@@ -74,7 +74,7 @@ def _record(line: str, where: str) -> GateRecord:
         table = HeadTable({each: [list(map(_probability, layer)) for layer in rows[each]] for each in rows})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{where} is not a record of a gate log with the format {FORMAT!r}") from None
-    return GateRecord(update, HeadTable(table.values, "P(gate = 0)"))
+    return GateRecord(update, HeadTable(table.layers, "P(gate = 0)"))
 
 
 def _probability(value: Any) -> float:
@@ -84,7 +84,7 @@ def _probability(value: Any) -> float:
 
 
 def _shape(record: GateRecord) -> dict[str, list[int]]:
-    return {attention_type: [len(layer) for layer in rows] for attention_type, rows in record.closed.values.items()}
+    return {attention_type: [len(layer) for layer in rows] for attention_type, rows in record.closed.layers.items()}
 
 
 def thinned(records: Sequence[GateRecord], largest: int) -> list[GateRecord]:

@@ -25,7 +25,7 @@ from support.models import assert_same, logits
 
 from fairseq_headgates import HeadTable, prune
 from fairseq_headgates.attention.cuts import kept_mask, open_mask
-from fairseq_headgates.checkpoints import load_checkpoint
+from fairseq_headgates.checkpoints import checkpoint_of, load_checkpoint, save_checkpoint
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
@@ -88,7 +88,7 @@ def test_checkpoints_of_every_kind_compute_the_same_after_pruning(kind, form, ch
     expected = {attention_type: alive.get(attention_type, [[1] * 4] * 2) for attention_type in TYPES.split(",")}
     assert type(after).__name__ == ("TransformerModel" if form else "TransformerHeadGatesModel")
     if not form:
-        assert kept_mask(after).values == expected
+        assert kept_mask(after).layers == expected
 
 
 # The form of the file
@@ -125,6 +125,21 @@ def test_a_pruned_checkpoint_holds_exactly_the_pruned_model(gated):
     smaller = prune_checkpoint(state, mask)
     assert_same_tensors(dict(build_model(smaller).state_dict()), dict(expected.state_dict()))
     assert_same_tensors(smaller["model"], dict(expected.state_dict()))
+
+
+def test_what_prune_and_compress_return_is_saved(gated, tmp_path):
+    """Heads and neurons removed, and a weight that repair changed, as `compress` returns it."""
+    state = load_checkpoint(str(gated))
+    model, mask = build_model(state), {"enc-self": [[1, 1, 0, 0], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 1], [0] * 4]}
+    for neurons in ({}, {"encoder.layers.0": (1, 4), "decoder.layers.1": ()}):
+        small = prune(model, mask, neurons)
+        small.encoder.layers[0].fc2.bias.data += 1
+        save_checkpoint(checkpoint_of(state, small), tmp_path / "small.pt", force=True)
+        again, _ = load(tmp_path / "small.pt")  # as fairseq's commands do
+        assert_same_tensors(dict(again.state_dict()), dict(small.state_dict()))
+        assert torch.equal(logits(again, toy_batch()), logits(small, toy_batch()))
+    with pytest.raises(ValueError, match="cannot be built from its options and weights"):
+        checkpoint_of(state, model)  # with gates
 
 
 def test_pruning_keeps_half_precision(gated):

@@ -34,8 +34,8 @@ def test_a_training_logs_its_gates(tmp_path, train, headgates):
     shown = json.loads(headgates("show", tmp_path / "checkpoint_last.pt", "--json"))
     last = found[-1].closed
     for attention_type, rows in shown["open_probability"].items():
-        assert last.values[attention_type] == [[pytest.approx(1 - p, abs=6e-5) for p in row] for row in rows]
-    assert last.values != found[0].closed.values  # the gates have moved
+        assert last.layers[attention_type] == [[pytest.approx(1 - p, abs=6e-5) for p in row] for row in rows]
+    assert last.layers != found[0].closed.layers  # the gates have moved
 
 
 def test_without_checkpoints_there_is_no_gate_log(tmp_path, train):
@@ -53,7 +53,7 @@ def test_a_gate_log_that_cannot_be_written_is_a_warning(tmp_path, train):
 def test_later_records_replace_those_of_a_training_that_was_killed():
     text = lines(record(0, 0.1), record(5, 0.2), record(10, 0.3), record(5, 0.4), record(8, 0.5))
     found = parse_gate_log(text + '{"format": "headgates.ga', NAME)
-    assert [(each.update, each.closed.values["enc-self"]) for each in found] == [
+    assert [(each.update, each.closed.layers["enc-self"]) for each in found] == [
         (0, [[0.1]]),
         (5, [[0.4]]),
         (8, [[0.5]]),
@@ -62,7 +62,7 @@ def test_later_records_replace_those_of_a_training_that_was_killed():
 
 def test_a_new_training_with_other_gates_replaces_the_records():
     found = parse_gate_log(lines(record(0, 0.5), record(5, 0.5), record(0, 0.5, 0.5)), NAME)
-    assert [(each.update, each.closed.values["enc-self"]) for each in found] == [(0, [[0.5, 0.5]])]
+    assert [(each.update, each.closed.layers["enc-self"]) for each in found] == [(0, [[0.5, 0.5]])]
 
 
 @pytest.mark.parametrize(

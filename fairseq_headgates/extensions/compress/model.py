@@ -154,7 +154,7 @@ class Compressor:
             "format": "headgates.compressed/1",
             "units": list(kinds),
             "parameters": [*map(number_of_parameters, models)],
-            "heads": [dict(kept_mask(model).values) for model in models],
+            "heads": [dict(kept_mask(model).layers) for model in models],
             "ffn_dims": [*map(ffn_dims, models)],
             "loss": pairs.pop("loss"),
             "unit": self.fit.objective.unit,

@@ -342,7 +342,7 @@ def _animation(name: str, training: Training) -> Figure:
         [str(record.update), *(f"{sum(1 - p for p in record.closed.heads(each)):.1f}" for each in attention_types)]
         for record in thinned(training.gates, 20)
     ]
-    rounded = [record.closed.map(lambda p: round(p, 2), "P(gate = 0)").values for record in records]
+    rounded = [record.closed.map(lambda p: round(p, 2), "P(gate = 0)").layers for record in records]
     return Figure(
         f"{name}: P(gate = 0)",
         text_table(["update", *(f"expected open {attention_type}" for attention_type in attention_types)], rows),

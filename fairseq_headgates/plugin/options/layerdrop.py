@@ -48,7 +48,7 @@ def side_of(attention_type: str) -> str:
 
 def mask_of_layers(mask: HeadTable, args: Any) -> HeadTable:
     """Return the rows of a mask for the layers to keep. A mask of so many layers is returned as it is."""
-    rows = {each: _of_layers(layers, side_of(each), args) for each, layers in mask.values.items()}
+    rows = {each: _of_layers(layers, side_of(each), args) for each, layers in mask.layers.items()}
     return HeadTable(rows, mask.name, mask.signature)
 
 

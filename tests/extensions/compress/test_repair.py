@@ -88,7 +88,7 @@ def weight_before(whole, linear, rows):
     if linear.endswith("fc2"):
         return weight
     kept = whole.get_submodule(linear.rpartition(".")[0]).kept
-    row = MASK.values[attention_type][int(linear.split(".")[2])]
+    row = MASK.layers[attention_type][int(linear.split(".")[2])]
     left = columns([i for i, head in enumerate(kept) if row[head]])
     if len(left) == weight.size(1):
         return weight
