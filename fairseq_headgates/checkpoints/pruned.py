@@ -141,11 +141,12 @@ def checkpoint_of(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     return result
 
 
-def _pruned_options(args: argparse.Namespace, model: Any) -> argparse.Namespace:
+def _pruned_options(args: argparse.Namespace, model: nn.Module) -> argparse.Namespace:
     """Return the options of a pruned model, which has only the heads that are left."""
     changed = copy.copy(args)
     assumed = HIDDEN.keys() - flat_options(vars(args)).keys()
-    vars(changed).update({name: value for name, value in vars(model.args).items() if name in assumed})
+    built = vars(getattr(model, "args", argparse.Namespace()))
+    vars(changed).update({name: value for name, value in built.items() if name in assumed})
     changed.gate_heads = ""
     for name in ("sparsity_method", "target_heads"):  # options of gates, refused without them
         if hasattr(changed, name):
