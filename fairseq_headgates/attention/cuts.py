@@ -31,6 +31,7 @@ from fairseq_headgates.attention.modules import (
     head_factors,
     number_of_parameters,
     open_probabilities,
+    refuse_shared,
     to_table,
     use_head_attention,
 )
@@ -248,6 +249,8 @@ def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, 
 
 def apply_cuts(model: nn.Module, layer_cuts: Mapping[str, Cut]) -> nn.Module:
     """Apply the cuts to the attention layers and feed-forward blocks of a model, in place."""
+    changed = [(name, cut.parts) for name, cut in layer_cuts.items() if cut.changes_weights]
+    refuse_shared(model, [f"{name}.{part}" if part else name for name, parts in changed for part in parts or ("",)])
     for name, cut in layer_cuts.items():
         module = model.get_submodule(name)
         if isinstance(module, HeadAttention):
@@ -298,7 +301,8 @@ def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], po
         if attention is None:
             result[name] = tensor
         elif not parameter.startswith("gate.") and _is_left(layer_cuts[attention], parameter):
-            result[name] = layer_cuts[attention](parameter, tensor, power)
+            cut = layer_cuts[attention]
+            result[name] = cut(parameter, tensor, power) if cut.changes_weights else tensor
     return result
 
 
