@@ -125,7 +125,7 @@ def build(options: argparse.Namespace) -> dict[str, nn.Module]:
     models = {"stock": TransformerModel.build_model(make_args(options.size), task).eval(), "full": full}
     for share, mask in masks(options).items():
         gated = TransformerHeadGatesModel.build_model(make_args(options.size, gate_heads=",".join(TYPES)), task).eval()
-        rows = {each.name: mask.values[each.attention_type][each.layer] for each in attention_modules(gated)}
+        rows = {each.name: mask.layers[each.attention_type][each.layer] for each in attention_modules(gated)}
         log_alpha = {f"{name}.gate.log_alpha": 20.0 * torch.tensor(row) - 10 for name, row in rows.items()}
         gated.load_state_dict({**gated.state_dict(), **log_alpha})
         smaller = (gated, prune(full, mask), prune(full, mask, neurons(options.size, mask)))
@@ -145,7 +145,7 @@ def masks(options: argparse.Namespace) -> dict[str, HeadTable]:
     for text in options.alive:
         mask = read_mask(text)
         check_shape(mask, dict.fromkeys(TYPES, (layers, heads)))
-        mask = HeadTable({each: mask.values.get(each, [[1] * heads] * layers) for each in TYPES})
+        mask = HeadTable({each: mask.layers.get(each, [[1] * heads] * layers) for each in TYPES})
         found[f"{100 - 100 * kept(mask):.0f}% {'inline' if text.startswith('{') else Path(text).stem}"] = mask
     return found
 

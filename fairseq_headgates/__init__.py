@@ -25,6 +25,7 @@ MODULES = {
 NAMES = {
     "analysis.refit": ("refit",),
     "analysis.relevance.explaining": ("explain",),
+    "attention.choice": ("best_heads",),
     "attention.cuts": ("prune", "remove_heads"),
     "attention.freezing": ("freeze",),
     "attention.gating": ("fix_heads", "insert_gates", "masked"),

@@ -187,7 +187,7 @@ def ablation_masks(model: nn.Module, mode: str, losses: HeadTable) -> dict[HeadI
     """
     masks = {}
     for module in attention_modules(model):
-        row = losses.values[module.attention_type][module.layer]
+        row = losses.layers[module.attention_type][module.layer]
         heads = [head for head, loss in enumerate(row) if not math.isnan(loss)]
         if mode == "all-but-one" and heads:
             heads = [min(heads, key=lambda head: row[head])]
@@ -213,12 +213,12 @@ def masked_predictions(
 ) -> dict[str, list]:
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)
-    shared = any("enc-self" not in mask.values for mask in masks.values())
+    shared = any("enc-self" not in mask.layers for mask in masks.values())
     predictions: dict[str, list] = {}
     known: dict[Any, Any] = {}
     for name, mask in progress([("full", HeadTable({})), *((str(head), mask) for head, mask in masks.items())]):
         with masked(model, mask), ExitStack() as sharing:
-            if shared and "enc-self" not in mask.values:
+            if shared and "enc-self" not in mask.layers:
                 sharing.enter_context(_shared_encoder(model, known))
             predictions[name] = journal.get(name, lambda: metric.predict(model))
     return predictions

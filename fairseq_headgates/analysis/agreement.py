@@ -69,7 +69,7 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
 
 def common_types(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
     """Return the attention types that both tables have."""
-    return tuple(attention_type for attention_type in a.types if attention_type in b.values)
+    return tuple(attention_type for attention_type in a.types if attention_type in b.layers)
 
 
 def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
@@ -79,9 +79,9 @@ def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
             f"{a.name} is of {', '.join(a.types)}, {b.name} of {', '.join(b.types)}: they have no attention type in "
             "common, choose files of the same types"
         )
-    reasons = [f"{t.name} has no {each}" for t in (a, b) for each in types if each not in t.values]
+    reasons = [f"{t.name} has no {each}" for t in (a, b) for each in types if each not in t.layers]
     for attention_type in types if not reasons else ():
-        shapes = [[len(row) for row in table.values.get(attention_type, [])] for table in (a, b)]
+        shapes = [[len(row) for row in table.layers.get(attention_type, [])] for table in (a, b)]
         if shapes[0] != shapes[1]:
             reasons.append(f"{attention_type} has {' and '.join(_shape(shape) for shape in shapes)} heads")
     if reasons:

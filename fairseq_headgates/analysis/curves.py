@@ -79,7 +79,7 @@ def pruning_curve(
         keep = number_of_heads(1 - Decimal(str(step)) / 100, available)
         mask = best_heads(scores, keep, mask if rescore else alive, chosen)
         smaller = remove(mask)
-        key = json.dumps(dict(mask.values))
+        key = json.dumps(dict(mask.layers))
         nll = journal.get(f"nll {key}", partial(mean_loss, smaller, corpus))
         predictions = None
         if metric is not None:

@@ -63,10 +63,10 @@ def score(
         path, _, function = SCORES[method].function.rpartition(".")
         table = getattr(import_module(f"fairseq_headgates.{path}"), function)(model, corpus, options or ScoreOptions())
     for module in attention_modules(model):
-        row = torch.tensor(table.values[module.attention_type][module.layer], dtype=torch.float64)
+        row = torch.tensor(table.layers[module.attention_type][module.layer], dtype=torch.float64)
         where = f"{module.attention_type} layer {module.layer}"
         check_finite(f"the scores of {method} in {where}", row[list(module.attention.kept)])
-    return HeadTable(table.values, method)
+    return HeadTable(table.layers, method)
 
 
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
@@ -149,7 +149,7 @@ def _normalized(table: HeadTable) -> HeadTable:
         norm = math.hypot(*(value for value in row if not math.isnan(value)))
         return [value / norm for value in row] if norm else row
 
-    return HeadTable({each: [unit(row) for row in rows] for each, rows in table.values.items()}, table.name)
+    return HeadTable({each: [unit(row) for row in rows] for each, rows in table.layers.items()}, table.name)
 
 
 def relevance(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:

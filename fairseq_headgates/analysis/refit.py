@@ -33,7 +33,7 @@ from fairseq_headgates.analysis.derivatives import differentiable
 from fairseq_headgates.analysis.options import Progress
 from fairseq_headgates.attention.cuts import head_positions, prune
 from fairseq_headgates.attention.hooks import replaced_forward
-from fairseq_headgates.attention.modules import attention_modules, evaluating
+from fairseq_headgates.attention.modules import attention_modules, evaluating, refuse_shared
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.losses import Sample, outputs
 from fairseq_headgates.evaluation.workers import all_reduce
@@ -89,6 +89,7 @@ def refit_to(
     lost |= {f"{layer}.fc2": torch.tensor(kept, dtype=torch.long) for layer, kept in neurons.items()}
     if not lost:
         return {}
+    refuse_shared(pruned, [block.linear for block in blocks_of(pruned)])
     layers = {layer: list(blocks) for layer, blocks in groupby(blocks_of(pruned), lambda block: block.layer)}
     whole, smaller = _Passes(model, corpus), _Passes(pruned, corpus)
     refitted = set[str]()

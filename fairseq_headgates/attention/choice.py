@@ -16,9 +16,9 @@ def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) ->
         ValueError: if `scores` does not fit `alive`, or one of these heads has no score
     """
     for attention_type in types:
-        if attention_type not in scores.values:
+        if attention_type not in scores.layers:
             raise ValueError(f"there are no scores of {attention_type}: choose types from {', '.join(scores.types)}")
-    check_shape(scores, {each: (len(rows), len(rows[0])) for each, rows in alive.values.items()}, "the score file")
+    check_shape(scores, {each: (len(rows), len(rows[0])) for each, rows in alive.layers.items()}, "the score file")
     candidates = [head for head, present in alive.items() if present and head.attention_type in types]
     for head in candidates:
         if math.isnan(scores[head]):
@@ -32,16 +32,19 @@ def check_scored(scores: HeadTable, alive: HeadTable, types: Collection[str]) ->
 def best_heads(
     scores: HeadTable,
     keep: int | float,
-    alive: HeadTable,
+    alive: HeadTable | None = None,
     types: Iterable[str] = (),
     min_per_layer: int = 0,
 ) -> HeadTable:
     """Return the mask that keeps the heads with the highest scores. Of equal scores, the earlier head is kept.
 
+    For 2 layers of 2 heads, ``best_heads(HeadTable({"dec-enc": [[3, 1], [2, 4]]}), 2)`` is
+    ``HeadTable({"dec-enc": [[1, 0], [0, 1]]}, "alive")``.
+
     Args:
-        scores: a score for every head of `alive`
+        scores: a score for every head of `alive`, [L, H] for each attention type
         keep: how many heads to keep of those that `alive` has of `types`: a number (int) or a fraction (float, 0 to 1)
-        alive: the heads that the model has
+        alive: a mask of the heads that the model has (default: all that have a score, not NaN)
         types: attention types to prune (default: all that have scores); heads of other types are kept
         min_per_layer: keep at least the best `min_per_layer` heads of every layer
 
@@ -51,12 +54,14 @@ def best_heads(
     if min_per_layer < 0:
         raise ValueError(f"min-per-layer is {min_per_layer}: it must be 0 or more")
     chosen = tuple(types) or scores.types
+    if alive is None:
+        alive = scores.map(lambda score: int(not math.isnan(score)))
     candidates = check_scored(scores, alive, chosen)
     kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
     mask = alive.map(int)
     for attention_type, layer, head in {*candidates} - kept:
-        mask.values[attention_type][layer][head] = 0
-    return HeadTable(mask.values, "alive", scores.signature)
+        mask.layers[attention_type][layer][head] = 0
+    return HeadTable(mask.layers, "alive", scores.signature)
 
 
 def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_layer: int) -> set[HeadId]:

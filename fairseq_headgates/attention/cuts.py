@@ -31,6 +31,7 @@ from fairseq_headgates.attention.modules import (
     head_factors,
     number_of_parameters,
     open_probabilities,
+    refuse_shared,
     to_table,
     use_head_attention,
 )
@@ -190,7 +191,7 @@ def cuts(model: nn.Module, mask: Mask) -> dict[str, Cut]:
     layer_cuts, computed = {}, dict[str, None]()
     for module in attention_modules(model):
         attention = module.attention
-        rows = mask.values.get(module.attention_type)
+        rows = mask.layers.get(module.attention_type)
         alive = rows[module.layer] if rows is not None else [1] * attention.heads
         gates = values[module.attention_type][module.layer].cpu()[list(attention.kept)]
         keep = tuple(i for i, head in enumerate(attention.kept) if alive[head] and gates[i] > 0)
@@ -239,6 +240,8 @@ def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, 
 
 def apply_cuts(model: nn.Module, layer_cuts: Mapping[str, Cut]) -> nn.Module:
     """Apply the cuts to the attention layers and feed-forward blocks of a model, in place."""
+    changed = [(name, cut.parts) for name, cut in layer_cuts.items() if cut.changes_weights]
+    refuse_shared(model, [f"{name}.{part}" if part else name for name, parts in changed for part in parts or ("",)])
     for name, cut in layer_cuts.items():
         module = model.get_submodule(name)
         if isinstance(module, HeadAttention):
@@ -289,7 +292,8 @@ def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], po
         if attention is None:
             result[name] = tensor
         elif not parameter.startswith("gate.") and _is_left(layer_cuts[attention], parameter):
-            result[name] = layer_cuts[attention](parameter, tensor, power)
+            cut = layer_cuts[attention]
+            result[name] = cut(parameter, tensor, power) if cut.changes_weights else tensor
     return result
 
 
@@ -338,7 +342,7 @@ def removal_plan(model: nn.Module, pruned: nn.Module, written: nn.Module | None 
         "cache_bytes_per_token": {each: [cache_bytes(m, each) for m in sized] for each in after.types},
         "removed_with_open_gate": sum(gate > 0 and not kept for gate, kept in pairs),
         "folded_gates": sum(0 < gate < 1 and bool(kept) for gate, kept in pairs),
-        "mask": dict(after.values),
+        "mask": dict(after.layers),
     }
 
 

@@ -99,9 +99,9 @@ def fix_heads(model: nn.Module, mask: Mask) -> nn.Module:
     use_head_attention(model)
     check_shape(mask, head_counts(model))
     for module in attention_modules(model):
-        if module.attention_type in mask.values:
+        if module.attention_type in mask.layers:
             weight = like(module.attention)
-            row = [mask.values[module.attention_type][module.layer][head] for head in module.attention.kept]
+            row = [mask.layers[module.attention_type][module.layer][head] for head in module.attention.kept]
             with torch.inference_mode(False):  # the model may be trained later
                 module.attention.head_mask = torch.tensor(row, dtype=weight.dtype, device=weight.device)
     return model

@@ -6,7 +6,7 @@ Shapes: B batch, T target length, S source length, L layers, H heads, D head siz
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -110,9 +110,35 @@ def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
+def same_tensors(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the weights of a checkpoint that are one tensor with others, {name: name of the first of them}."""
+    names: dict[Any, list[str]] = {}
+    for name, weight in weights.items():
+        if weight.numel():
+            names.setdefault((weight.data_ptr(), weight.shape, weight.stride(), weight.dtype), []).append(name)
+    return {name: group[0] for group in names.values() if len(group) > 1 for name in group}
+
+
 def number_of_parameters(model: nn.Module) -> int:
-    """Return the number of parameters of a model, shared ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Return the number of parameters of a model, once those that it or its checkpoint (`same_tensors`) shares."""
+    same = getattr(model, "same_tensors", {})
+    return sum({same.get(name, name): parameter.numel() for name, parameter in model.named_parameters()}.values())
+
+
+def refuse_shared(model: nn.Module, changed: Collection[str]) -> None:
+    """Raise ValueError if one of the modules that are `changed` shares parameters with another module."""
+    same, owners = getattr(model, "same_tensors", {}), dict[Any, list[str]]()
+    for name, module in model.named_modules():  # each once, whatever its number of names
+        for child, layer in module._modules.items():
+            for parameter, value in layer.named_parameters(recurse=False) if layer else ():
+                full = f"{name}.{child}.{parameter}".lstrip(".")
+                owners.setdefault(same.get(full, id(value)), []).append(full)
+    shared = [name for names in owners.values() if len(names) > 1 for name in names]
+    if torn := [each for each in changed if any(name.startswith(f"{each}.") for name in shared)]:
+        raise ValueError(
+            f"layers share the weights of {torn[0]} (the first of {len(torn)} such modules): their heads and neurons "
+            "cannot be removed, and they cannot be refitted; training can mask their heads (--alive-heads)"
+        )
 
 
 def use_head_attention(model: nn.Module) -> nn.Module:

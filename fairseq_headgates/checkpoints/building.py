@@ -20,6 +20,7 @@ from fairseq_headgates.attention.modules import (
     gated_modules,
     number_of_parameters,
     open_probabilities,
+    same_tensors,
     to_table,
 )
 from fairseq_headgates.attention.neurons import ffn_dims
@@ -137,6 +138,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         model: Any = model_class.build_checked(args, task)
         model.upgrade_checked(weights)
         model.load_state_dict(weights, strict=True, model_cfg=args)
+        model.same_tensors = same_tensors(weights)
         updates = updates_of(state)
         model.set_num_updates(0 if updates == "?" else updates)  # P(open) depends on the warm-ups
     except Exception as error:  # options that contradict each other or the weights make fairseq raise anything

@@ -29,7 +29,7 @@ from fairseq_headgates.attention.cuts import (
 from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
-from fairseq_headgates.heads import HeadTable, Mask, mask_to_json
+from fairseq_headgates.heads import Mask, mask_to_json
 from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
@@ -83,9 +83,7 @@ def prune_checkpoint(
     cut = pruned or cut_copy(model, mask, neurons)
     pattern = getattr(model_args(state), "freeze_params", None)
     remembered = state.get("last_optimizer_state") if optimizer else None
-    args = _pruned_options(model_args(state), kept_mask(cut.model))
-    assumed = HIDDEN.keys() - flat_options(vars(args)).keys()
-    vars(args).update({name: value for name, value in vars(model.args).items() if name in assumed})
+    args = _pruned_options(model_args(state), cut.model)
     if neurons:
         args.ffn_dims = json.dumps(ffn_dims(cut.model))
     if inference_dtype is not None:
@@ -119,14 +117,41 @@ def prune_checkpoint(
     return result
 
 
-def _pruned_options(args: argparse.Namespace, mask: HeadTable) -> argparse.Namespace:
-    """Return the options of a model that has only the heads of `mask`."""
+def checkpoint_of(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return the checkpoint of a model that `prune`, `refit` or `compress` returned; `save_checkpoint` writes it.
+
+    It loads like those of `prune_checkpoint`, without the optimiser state and the moving average of the weights.
+
+    Args:
+        state: the checkpoint of the original model; it is not changed
+        model: the model without heads or neurons
+
+    Raises:
+        ValueError: if fairseq could not load it, for example because the model has gates or is of another checkpoint
+    """
+    state, _ = with_known_names(state)
+    args, weights = _pruned_options(model_args(state), model), model.state_dict()
+    args.freeze_params, args.ffn_dims = None, json.dumps(ffn_dims(model))
+    result = _with_options(state, args, _model_class(args).gated_architecture(architecture(args)))
+    types = {name: weight.dtype for name, weight in state["model"].items()}
+    smaller = {name: weight.detach().cpu().to(types.get(name, weight.dtype)) for name, weight in weights.items()}
+    extra = {key: value for key, value in as_mapping(state.get("extra_state")).items() if not key.startswith("ema")}
+    result |= {"model": as_state_dict(smaller, model), "extra_state": extra, "last_optimizer_state": None}
+    check_loads(result)
+    return result
+
+
+def _pruned_options(args: argparse.Namespace, model: nn.Module) -> argparse.Namespace:
+    """Return the options of a pruned model, which has only the heads that are left."""
     changed = copy.copy(args)
+    assumed = HIDDEN.keys() - flat_options(vars(args)).keys()
+    built = vars(getattr(model, "args", argparse.Namespace()))
+    vars(changed).update({name: value for name, value in built.items() if name in assumed})
     changed.gate_heads = ""
     for name in ("sparsity_method", "target_heads"):  # options of gates, refused without them
         if hasattr(changed, name):
             setattr(changed, name, DEFAULTS[name])
-    changed.alive_heads = mask_to_json(mask, one_line=True)
+    changed.alive_heads = mask_to_json(kept_mask(model), one_line=True)
     changed.remove_heads = True
     return changed
 

@@ -151,7 +151,7 @@ class Session(Signatures, Generic[T]):
         )
         table = importance.score(loaded.model, loaded.corpus.task, loaded.corpus.batches, method, options)
         signature = loaded.signature.of_method(method, options.signature_parts(method))
-        return HeadTable(table.values, method, str(signature))
+        return HeadTable(table.layers, method, str(signature))
 
     def metric(self, name: str, model: nn.Module, corpus: Corpus) -> Metric | None:
         """Return a metric, see `evaluation.metrics.metric_of`. Print its warning once."""

@@ -169,7 +169,7 @@ def _rows(values: Mapping[str, list], indent: str) -> str:
 
 def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
     """Return the text of a mask file: one layer per line, or all in one line."""
-    rows = {each: [[int(value) for value in layer] for layer in layers] for each, layers in mask.values.items()}
+    rows = {each: [[int(value) for value in layer] for layer in layers] for each, layers in mask.layers.items()}
     head: dict[str, Any] = {"format": MASK_FORMAT}
     if mask.signature:
         head["signature"] = mask.signature

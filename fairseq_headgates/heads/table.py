@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -133,51 +134,59 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class HeadTable:
-    """A number for every head: `values[type][layer][head]`, with types in the order of `TYPES`.
+class HeadTable(Mapping[HeadId, float]):
+    """A number for every head, a mapping: `table[HeadId("dec-enc", 5, 0)]`.
 
-    `name` says what the numbers are (a method, "gate", "alive"), `signature` how they were computed.
+    Iteration is by type, in the order of `TYPES`, then by layer and head: `max(table, key=table.get)` is the head with
+    the highest value. `layers[type][layer][head]` holds the numbers as nested lists. `name` says what they are (a
+    method, "gate", "alive"), `signature` how they were computed.
     """
 
-    values: Mapping[str, list[list[float]]]
+    layers: Mapping[str, list[list[float]]]
     name: str = ""
     signature: str = ""
 
     def __post_init__(self) -> None:
-        ordered = {each: [list(layer) for layer in self.values[each]] for each in TYPES if each in self.values}
-        object.__setattr__(self, "values", ordered)
+        ordered = {each: [list(layer) for layer in self.layers[each]] for each in TYPES if each in self.layers}
+        object.__setattr__(self, "layers", ordered)
         for name in ("name", "signature"):  # of a file, whose lines nobody shall forge
             object.__setattr__(self, name, printable(getattr(self, name)))
 
     @property
     def types(self) -> tuple[str, ...]:
         """The attention types, in the order of `TYPES`."""
-        return tuple(self.values)
+        return tuple(self.layers)
 
     def __getitem__(self, head: HeadId) -> float:
-        return self.values[head.attention_type][head.layer][head.head]
+        with suppress(TypeError, ValueError, LookupError):
+            attention_type, layer, number = head
+            if layer >= 0 and number >= 0:
+                return self.layers[attention_type][layer][number]
+        raise KeyError(head)
 
-    def items(self) -> Iterator[tuple[HeadId, float]]:
-        """Iterate over all heads, by type, layer and number, with their values."""
-        for attention_type, rows in self.values.items():
-            for layer, row in enumerate(rows):
-                for head, value in enumerate(row):
-                    yield HeadId(attention_type, layer, head), value
+    def __iter__(self) -> Iterator[HeadId]:
+        for attention_type, layers in self.layers.items():
+            for layer, row in enumerate(layers):
+                for head in range(len(row)):
+                    yield HeadId(attention_type, layer, head)
+
+    def __len__(self) -> int:
+        return sum(len(row) for layers in self.layers.values() for row in layers)
 
     def heads(self, attention_type: str) -> list[float]:
         """Return all values of one type, layer after layer."""
-        return [value for layer in self.values[attention_type] for value in layer]
+        return [value for layer in self.layers[attention_type] for value in layer]
 
     def rows(self) -> dict[str, list[list[float | None]]]:
         """Return the values for JSON, with None for NaN."""
         return {
             attention_type: [[None if math.isnan(value) else value for value in layer] for layer in layers]
-            for attention_type, layers in self.values.items()
+            for attention_type, layers in self.layers.items()
         }
 
     def map(self, function: Callable[[float], float], name: str = "") -> HeadTable:
         """Return the table with `function` applied to every value."""
-        changed = {each: [[function(v) for v in layer] for layer in rows] for each, rows in self.values.items()}
+        changed = {each: [[function(v) for v in layer] for layer in rows] for each, rows in self.layers.items()}
         return HeadTable(changed, name or self.name, self.signature)
 
     def count(self, attention_type: str) -> tuple[int, int]:
@@ -218,7 +227,7 @@ def parse_types(text: str | None) -> tuple[str, ...]:
 def check_shape(table: HeadTable, sizes: Mapping[str, tuple[int, int]], what: str = "the mask") -> None:
     """Raise ValueError, with every reason, unless `table` fits a model with `sizes[type] = (layers, heads)`."""
     reasons = []
-    for attention_type, rows in table.values.items():
+    for attention_type, rows in table.layers.items():
         if attention_type not in sizes:
             reasons.append(f"the model has no {attention_type} attention")
             continue

@@ -37,16 +37,16 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
     from matplotlib.figure import Figure
 
     types = list(dict.fromkeys(attention_type for table in tables for attention_type in table.types))
-    heads = max(len(row) for table in tables for rows in table.values.values() for row in rows)
-    layers = max(len(rows) for table in tables for rows in table.values.values())
+    heads = max(len(row) for table in tables for rows in table.layers.values() for row in rows)
+    layers = max(len(rows) for table in tables for rows in table.layers.values())
     size = (1.5 + (0.8 + max(6, heads) * CELL[0]) * len(types), (0.9 + max(4, layers) * CELL[1]) * len(tables))
     figure = Figure(figsize=size, layout="constrained")
     for line, table in zip(figure.subplots(len(tables), len(types), squeeze=False), tables, strict=True):
         values = [value for each in table.types for value in table.heads(each) if not isnan(value)] or [0.0]
         low, high = limits or (min(values), max(values))
         for axes, attention_type in zip(line, types, strict=True):
-            if attention_type in table.values:
-                mesh = _cells(axes, table.values[attention_type], low, high)
+            if attention_type in table.layers:
+                mesh = _cells(axes, table.layers[attention_type], low, high)
                 axes.set(title=attention_type, xlabel="head", ylabel="layer")
                 axes.invert_yaxis()
             else:

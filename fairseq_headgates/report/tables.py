@@ -40,13 +40,13 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
     """Format P(open) and evaluation gate of every head: one block per attention type, layers by heads."""
     blocks = []
-    for attention_type, rows in gate.values.items():
+    for attention_type, rows in gate.layers.items():
         alive, total = gate.count(attention_type)
         heads = max(len(row) for row in rows)
         cells = [
             [
                 f"layer {i}",
-                *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.values[attention_type][i], row, strict=True)),
+                *(f"{p:.2f}/{g:.2f}" for p, g in zip(open_probability.layers[attention_type][i], row, strict=True)),
                 str(sum(g > 0 for g in row)),
             ]
             for i, row in enumerate(rows)
@@ -66,7 +66,7 @@ def rounded(value: float, form: str) -> str:
 def score_table(scores: HeadTable) -> str:
     """Format scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
     blocks = []
-    for attention_type, rows in scores.values.items():
+    for attention_type, rows in scores.layers.items():
         cells = [[f"layer {i}", *("-" if isnan(v) else rounded(v, ".4f") for v in row)] for i, row in enumerate(rows)]
         header = [scores.name, *(f"head {j}" for j in range(max(map(len, rows))))]
         blocks.append(f"{attention_type} ({TITLES[attention_type]})\n" + text_table(header, cells))
@@ -192,7 +192,7 @@ def p_value_text(value: float | None) -> str:
 def removal_table(before: HeadTable, after: HeadTable) -> str:
     """Format what pruning removes: heads before, kept, and kept in each layer; a line per attention type."""
     rows = []
-    for attention_type, layers in after.values.items():
+    for attention_type, layers in after.layers.items():
         per_layer = " ".join(str(sum(value > 0 for value in layer)) for layer in layers)
         counts = (str(table.count(attention_type)[0]) for table in (before, after))
         rows.append([attention_type, *counts, per_layer])

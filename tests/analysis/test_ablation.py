@@ -63,7 +63,7 @@ def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
         expected = naive_losses(normalize_before, mode)
         assert loss == pytest.approx(expected["whole"], abs=1e-9)
         for attention_type, layer, head in itertools.product(TYPES, range(2), range(4)):
-            found = without.values[attention_type][layer][head]
+            found = without.layers[attention_type][layer][head]
             place = attention_type, layer, head
             assert found == pytest.approx(expected[place], abs=1e-9), place
 
@@ -85,7 +85,7 @@ def test_ablation_losses_of_unusual_architectures_match_a_naive_rewrite(name):
         return total / tokens / math.log(2)
 
     assert loss == pytest.approx(naive(HeadTable({})), abs=1e-5)
-    for attention_type, rows in without.values.items():
+    for attention_type, rows in without.layers.items():
         for layer, row in enumerate(rows):
             for head, value in enumerate(row):
                 mask = HeadTable(
@@ -100,12 +100,12 @@ def test_masks_of_ablations():
     masks = ablation_masks(model, "all-but-one", losses)
     assert len(masks) == 6
     for (attention_type, layer, head), mask in masks.items():
-        row = losses.values[attention_type][layer]
+        row = losses.layers[attention_type][layer]
         assert row[head] == min(row)
-        assert mask.values == with_row(attention_type, layer, [int(i == head) for i in range(4)]).values
+        assert mask.layers == with_row(attention_type, layer, [int(i == head) for i in range(4)]).layers
     masks = ablation_masks(model, "single", losses)
     assert len(masks) == 24
-    assert masks[HeadId("dec-self", 1, 2)].values == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
+    assert masks[HeadId("dec-self", 1, 2)].layers == {"dec-self": [[1, 1, 1, 1], [1, 1, 0, 1]]}
     with pytest.raises(ValueError, match="unknown mode 'both': choose from single, all-but-one"):
         ablation_losses(model, corpus(), "both")
 
@@ -157,9 +157,9 @@ def test_a_curve_removes_the_lowest_scores_first(types):
     for point in points:
         gone = {
             (each, i, j)
-            for each in TYPES for i in range(2) for j in range(4) if not point.mask.values[each][i][j]
+            for each in TYPES for i in range(2) for j in range(4) if not point.mask.layers[each][i][j]
         }  # fmt: skip
-        lowest = sorted((scores.values[k][i][j], (k, i, j)) for k in types or TYPES for i in range(2) for j in range(4))
+        lowest = sorted((scores.layers[k][i][j], (k, i, j)) for k in types or TYPES for i in range(2) for j in range(4))
         assert gone == {head for _, head in lowest[: len(gone)]} and len(gone) == there_are - point.heads
         assert point.nll == pytest.approx(bits(model, point.mask), abs=1e-9)
         assert point.predictions is None
@@ -171,13 +171,13 @@ def test_a_curve_can_rescore_the_remaining_heads():
 
     def rescore(smaller):
         seen.append(open_mask(smaller))
-        return HeadTable({each: [[-v for v in row] for row in rows] for each, rows in scores.values.items()})
+        return HeadTable({each: [[-v for v in row] for row in rows] for each, rows in scores.layers.items()})
 
     scores = HeadTable({each: [[4.0 * i + j for j in range(4)] for i in range(2)] for each in TYPES})
     points = list(pruning_curve(model, corpus(), scores, FULL, [25, 50], ["enc-self"], rescore))
-    assert points[0].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
-    assert points[1].mask.values["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
-    assert [mask.values for mask in seen] == [points[0].mask.values]  # and not after the last step
+    assert points[0].mask.layers["enc-self"] == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    assert points[1].mask.layers["enc-self"] == [[0, 0, 1, 1], [1, 1, 0, 0]]  # now the highest go; the removed stay out
+    assert [mask.layers for mask in seen] == [points[0].mask.layers]  # and not after the last step
 
 
 def test_a_journal_resumes_after_the_last_complete_record(tmp_path):

@@ -25,7 +25,7 @@ def scores(model, method, batches=None, **options):
 def assert_close(table, expected, tolerance=1e-9):
     assert set(table.types) == set(expected)
     for attention_type, rows in expected.items():
-        found, wanted = (torch.tensor(values, dtype=torch.double) for values in (table.values[attention_type], rows))
+        found, wanted = (torch.tensor(values, dtype=torch.double) for values in (table.layers[attention_type], rows))
         assert torch.allclose(found, wanted, atol=tolerance, equal_nan=True), (attention_type, found, wanted)
 
 
@@ -162,7 +162,7 @@ def test_confidence_of_a_decoder_whose_self_attention_reads_the_source():
                     looked = [attention.weights[0, head, t, s].item() for s, key in enumerate(keys) if key != EOS]
                     found[layer][head] += max(looked)
     expected = [[value / counts for value in row] for row in found]
-    assert torch.allclose(torch.tensor(table.values["dec-self"]), torch.tensor(expected), atol=1e-9)
+    assert torch.allclose(torch.tensor(table.layers["dec-self"]), torch.tensor(expected), atol=1e-9)
 
 
 @pytest.mark.parametrize("pruned", [False, True])
@@ -224,27 +224,27 @@ def test_gate_is_the_probability_that_it_is_open():
 def test_random_depends_on_the_seed_alone():
     model = make_model()
     first, again, other = (scores(m, "random", seed=s) for m, s in ((model, 1), (model, 1), (model, 2)))
-    assert first.values == again.values != other.values
+    assert first.layers == again.layers != other.layers
     smaller = scores(prune(model, MASK), "random", seed=1)
-    assert_close(smaller, kept(first.values))  # those that stay keep theirs
+    assert_close(smaller, kept(first.layers))  # those that stay keep theirs
 
 
 def kept(values, gone=math.nan):
     """`values`, with `gone` for what `MASK` removes."""
-    return paired(lambda v, alive: v if alive else gone, values, MASK.values)
+    return paired(lambda v, alive: v if alive else gone, values, MASK.layers)
 
 
 def test_relevance_is_the_share_of_a_head_in_its_layer(monkeypatch):
     model = make_model()
     expected = scores(model, "relevance")
-    assert all(sum(row) == pytest.approx(1) for rows in expected.values.values() for row in rows)
+    assert all(sum(row) == pytest.approx(1) for rows in expected.layers.values() for row in rows)
     head_relevance = importance.head_relevance
 
     def three_times(*args):
         return {attention_type: 3 * values for attention_type, values in head_relevance(*args).items()}
 
     monkeypatch.setattr(importance, "head_relevance", three_times)
-    assert_close(scores(model, "relevance"), expected.values)
+    assert_close(scores(model, "relevance"), expected.layers)
 
 
 @pytest.mark.parametrize("method", DATA_METHODS)
@@ -254,8 +254,8 @@ def test_scores_do_not_depend_on_batching_or_padding(method):
     together = scores(model, method)
     apart = scores(model, method, [alone(pair) for pair in pairs])
     right = scores(model, method, [sample(pairs[2:], left_pad=False), sample(pairs[:2], left_pad=False)])
-    assert_close(together, apart.values)
-    assert_close(together, right.values)
+    assert_close(together, apart.layers)
+    assert_close(together, right.layers)
 
 
 @pytest.mark.parametrize("method", [*DATA_METHODS, "magnitude"])
@@ -264,9 +264,9 @@ def test_a_pruned_model_has_the_scores_of_the_masked_one(method):
     pruned = scores(prune(model, MASK), method)
     with masked(model, MASK):
         expected = scores(model, method)
-    assert_close(pruned, kept(expected.values))
+    assert_close(pruned, kept(expected.layers))
     if method in ("gradient", "relevance", "ablation"):  # a masked head changes nothing
-        assert_close(expected, kept(expected.values, gone=0.0))
+        assert_close(expected, kept(expected.layers, gone=0.0))
 
 
 @pytest.mark.parametrize("method", SCORES)

@@ -97,7 +97,7 @@ def test_gates_and_removed_heads(rule, options):
 def test_relevance_is_the_same_in_gated_and_pruned_models():
     """Gates are folded in single precision, and compared in double."""
     model = gated(torch.float)
-    mask = HeadTable({**MASK.values, "dec-enc": [[0, 1], [1, 1]]})
+    mask = HeadTable({**MASK.layers, "dec-enc": [[0, 1], [1, 1]]})
     pruned = prune(model, mask).double()
     with masked(model.double(), mask):
         assert_equal(explain(pruned, make_batch()), explain(model, make_batch()), 1e-5)

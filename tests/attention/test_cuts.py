@@ -62,7 +62,7 @@ def test_gated_masked_pruned_and_stock_compute_the_same(case):
         assert_logits(logits(model, batch), expected)
     pruned = prune(model, mask)
     assert_logits(logits(pruned, batch), expected)
-    assert kept_mask(pruned).values == alive(case)
+    assert kept_mask(pruned).layers == alive(case)
     exported = stock_checkpoint(checkpoint_of(model), mask, model)
     args = model_args(exported)
     stock = TransformerModel.build_model(args, make_task()).eval()
@@ -81,7 +81,7 @@ def test_pruning_and_masking_commute_and_pruning_twice_is_the_intersection(case,
         {
             attention_type: [
                 [a * b for a, b in zip(*rows, strict=True)]
-                for rows in zip(first.values[attention_type], second.values[attention_type], strict=True)
+                for rows in zip(first.layers[attention_type], second.layers[attention_type], strict=True)
             ]
             for attention_type in TYPES
         }
@@ -149,7 +149,7 @@ def test_types_that_a_mask_omits_are_not_pruned():
     model = make_case(0, values=[OPEN]).model()
     pruned = prune(model, HeadTable({"dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]]}))
     expected = {"enc-self": [[1] * 4] * 2, "dec-self": [[0, 0, 1, 0], [1, 1, 0, 1]], "dec-enc": [[1] * 4] * 2}
-    assert kept_mask(pruned).values == expected
+    assert kept_mask(pruned).layers == expected
 
 
 @pytest.mark.parametrize("normalize_before", [True, False])
@@ -163,7 +163,7 @@ def test_without_any_head_attention_is_its_output_bias(normalize_before):
         output, weights = module.attention(x, x, x, need_weights=False)
         assert torch.equal(output, module.attention.out_proj.bias.expand(3, 2, 32)) and weights is None
         assert [name for name, _ in module.attention.named_parameters()] == ["out_proj.weight", "out_proj.bias"]
-    assert_logits(logits(pruned, batch), logits(stock_twin(model, nothing.values), batch))
+    assert_logits(logits(pruned, batch), logits(stock_twin(model, nothing.layers), batch))
     other = {**batch, "src_tokens": batch["src_tokens"].flip(0)}
     assert torch.equal(logits(pruned, other), logits(pruned, batch))  # nothing of the source reaches the decoder
 
@@ -267,7 +267,7 @@ def test_a_stock_model_is_pruned_without_gates():
     stock, batch = stirred(make_stock()), make_batch()
     mask = HeadTable({"dec-enc": [[0, 0, 0, 0], [1, 0, 0, 1]]})
     pruned = prune(stock, mask)
-    factors = {"enc-self": [[1] * 4] * 2, "dec-self": [[1] * 4] * 2, **mask.values}
+    factors = {"enc-self": [[1] * 4] * 2, "dec-self": [[1] * 4] * 2, **mask.layers}
     assert_logits(logits(pruned, batch), logits(stock_twin(stock, factors), batch))
     assert type(attention_modules(stock)[0].attention).__name__ == "MultiheadAttention"  # the original is as it was
     assert pruned.args == stock.args and not hasattr(stock.args, "alive_heads")  # only checkpoints change options
@@ -292,7 +292,7 @@ def test_a_mask_of_another_shape_changes_nothing(mask):
     with pytest.raises(ValueError, match="no dec-enc"):
         prune(make_gated(no_cross_attention=True), HeadTable({"dec-enc": [[1] * 4] * 2}))
     assert_same_tensors(model.state_dict(), before)
-    assert kept_mask(model).values == {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
+    assert kept_mask(model).layers == {attention_type: [[1] * 4] * 2 for attention_type in TYPES}
 
 
 @pytest.mark.parametrize("pattern", [None, r"^decoder\.|q_proj"])

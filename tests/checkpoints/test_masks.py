@@ -31,7 +31,7 @@ def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train,
     }
     whole, task = load(pruned)
     smaller, _ = load(again)
-    assert kept_mask(smaller).values == left
+    assert kept_mask(smaller).layers == left
     with masked(whole, HeadTable(mask)):
         torch.testing.assert_close(predictions(smaller, task), predictions(whole, task), atol=1e-5, rtol=1e-5)
 
@@ -50,7 +50,7 @@ def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train,
     third, _ = load(tmp_path / "third.pt")
     closed, _ = load(tmp_path / "closed.pt")
     torch.testing.assert_close(predictions(third, task), predictions(closed, task), atol=1e-5, rtol=1e-5)
-    assert kept_mask(third).values == {**left, "enc-self": [[0, 0, 0, 1], [0, 0, 0, 0]]}
+    assert kept_mask(third).layers == {**left, "enc-self": [[0, 0, 0, 1], [0, 0, 0, 0]]}
 
 
 def with_some_closed(state):
@@ -79,9 +79,9 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
     torch.save(masked_, tmp_path / "gated.pt")
     for path in (gated, pruned, tmp_path / "again.pt", tmp_path / "gated.pt"):
         shown = json.loads(run("headgates", "show", path, "--out", "-").out)
-        assert read_mask(str(path)).values == {each: shown[each] for each in TYPES.split(",")}
+        assert read_mask(str(path)).layers == {each: shown[each] for each in TYPES.split(",")}
     left = {"enc-self": [[0, 1, 1, 1], [0] * 4], "dec-self": [[1, 0, 0, 0], [1, 0, 0, 1]], "dec-enc": OPEN["dec-enc"]}
-    assert read_mask(str(tmp_path / "again.pt")).values == left
+    assert read_mask(str(tmp_path / "again.pt")).layers == left
     for form in (["--alive", tmp_path / "again.pt"], ["--alive", json.dumps(left)]):
         plan = json.loads(run("headgates", "prune", gated, tmp_path / "x.pt", "--dry-run", "--json", *form).out)
         assert plan["mask"] == left

@@ -100,7 +100,7 @@ def test_pruned_and_stock_compute_the_same(kind, files):
     for mask in (HeadTable(ALL), HeadTable(MASK)):
         with masked(original, mask):
             expected = predictions(original, task)
-        assert torch.equal(expected, whole) == (mask.values != MASK)
+        assert torch.equal(expected, whole) == (mask.layers != MASK)
         pruned = prune_checkpoint(state, mask)
         for model in (build_model(pruned), build_model(stock_checkpoint(state, mask))):
             torch.testing.assert_close(predictions(model.float(), task), expected, atol=1e-5, rtol=1e-5)

@@ -55,7 +55,7 @@ def test_pruning_gives_the_same_checkpoint():
 
 def test_old_masks_are_read_the_same():
     mask = parse_mask(str(OLD / "mask.json"))
-    assert read_mask(str(OLD / "gated.pt")).values == read_mask(str(OLD / "pruned.pt")).values == mask.values
+    assert read_mask(str(OLD / "gated.pt")).layers == read_mask(str(OLD / "pruned.pt")).layers == mask.layers
     assert [mask.count(attention_type)[0] for attention_type in mask.types] == [3, 4, 7]
 
 

@@ -1,5 +1,6 @@
 """Pruned and stock checkpoints through fairseq's own commands compute and generate as before."""
 
+import argparse
 import copy
 import json
 import re
@@ -21,12 +22,13 @@ from support.checkpoints import (
     with_gates,
 )
 from support.commands import ALIVE, EVALUATION, TYPES, USER_DIR, hypotheses
-from support.models import assert_same, logits
+from support.models import assert_same, logits, make_args, make_batch, make_stock
 
 from fairseq_headgates import HeadTable, prune
 from fairseq_headgates.attention.cuts import kept_mask, open_mask
-from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.attention.modules import number_of_parameters
+from fairseq_headgates.checkpoints import checkpoint_of, load_checkpoint, save_checkpoint
+from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
 
@@ -77,7 +79,7 @@ def test_checkpoints_of_every_kind_compute_the_same_after_pruning(kind, form, ch
     expected = {attention_type: alive.get(attention_type, [[1] * 4] * 2) for attention_type in TYPES.split(",")}
     assert type(after).__name__ == ("TransformerModel" if form else "TransformerHeadGatesModel")
     if not form:
-        assert kept_mask(after).values == expected
+        assert kept_mask(after).layers == expected
 
 
 # The form of the file
@@ -114,6 +116,46 @@ def test_a_pruned_checkpoint_holds_exactly_the_pruned_model(gated):
     smaller = prune_checkpoint(state, mask)
     assert_same_tensors(dict(build_model(smaller).state_dict()), dict(expected.state_dict()))
     assert_same_tensors(smaller["model"], dict(expected.state_dict()))
+
+
+def test_what_prune_and_compress_return_is_saved(gated, tmp_path):
+    """Heads and neurons removed, and a weight that repair changed, as `compress` returns it."""
+    state = load_checkpoint(str(gated))
+    model, mask = build_model(state), {"enc-self": [[1, 1, 0, 0], [1, 1, 1, 1]], "dec-enc": [[1, 1, 1, 1], [0] * 4]}
+    for neurons in ({}, {"encoder.layers.0": (1, 4), "decoder.layers.1": ()}):
+        small = prune(model, mask, neurons)
+        small.encoder.layers[0].fc2.bias.data += 1
+        save_checkpoint(checkpoint_of(state, small), tmp_path / "small.pt", force=True)
+        again, _ = load(tmp_path / "small.pt")  # as fairseq's commands do
+        assert_same_tensors(dict(again.state_dict()), dict(small.state_dict()))
+        assert torch.equal(logits(again, toy_batch()), logits(small, toy_batch()))
+    with pytest.raises(ValueError, match="cannot be built from its options and weights"):
+        checkpoint_of(state, model)  # with gates
+
+
+def test_layers_that_share_weights(tmp_path):
+    """Three encoder layers are one, in the model of their authors: it has fewer parameters, and keeps them."""
+    model = make_stock(encoder_layers=3)
+    model.encoder.layers[1] = model.encoder.layers[2] = model.encoder.layers[0]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    args = argparse.Namespace(**vars(make_args(encoder_layers=3)), arch="theirs")
+    save_checkpoint({"args": args, "model": model.state_dict()}, tmp_path / "whole.pt")
+    state, loaded = load_model(tmp_path / "whole.pt")
+    assert number_of_parameters(loaded) == number_of_parameters(model) == parameters < all_of(loaded)
+    assert torch.equal(logits(loaded, make_batch()), logits(model, make_batch()))
+    for mask, neurons in (({"enc-self": [[1] * 4, [1, 1, 0, 1], [1] * 4]}, {}), ({}, {"encoder.layers.1": (0, 5)})):
+        with pytest.raises(ValueError, match=r"layers share the weights of encoder\.layers\.1\.\w+ \(the first of \d"):
+            prune_checkpoint(state, HeadTable(mask), neurons=neurons)
+    save_checkpoint(prune_checkpoint(state, {"dec-enc": [[1, 0, 1, 1], [1] * 4]}), tmp_path / "small.pt")
+    head = 4 * 32 * 8 + 3 * 8  # columns and rows of four matrices, and of three biases
+    assert number_of_parameters(load_model(tmp_path / "small.pt")[1]) == parameters - head
+    once = prune(model, {"enc-self": [[1, 1, 0, 1]]})  # in Python: one module in three places
+    assert number_of_parameters(once) == parameters - head and once.encoder.layers[0] is once.encoder.layers[2]
+
+
+def all_of(model):
+    """The number of parameters as a file without shared tensors has them."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_pruning_keeps_half_precision(gated):

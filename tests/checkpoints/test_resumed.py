@@ -128,5 +128,5 @@ def test_the_moving_average_is_pruned_with_its_own_gates(gated):
         with masked(average, HeadTable(OPEN)):
             expected = logits(average, toy_batch())
         torch.testing.assert_close(logits(cut, toy_batch()), expected, atol=1e-5, rtol=1e-5)
-        assert kept_mask(cut).values == OPEN
+        assert kept_mask(cut).layers == OPEN
     assert not torch.allclose(logits(cut, toy_batch()), logits(build_model(smaller), toy_batch()), atol=1e-2)

@@ -18,9 +18,9 @@ def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):
     assert heads.gated == tuple(TYPES.split(",")) and heads.gate.signature == "ckpt:gated.pt|updates:4"
     (model, _) = load(gated)
     for attention_type, values in gate_values(model).items():
-        assert heads.gate.values[attention_type] == values.tolist()
+        assert heads.gate.layers[attention_type] == values.tolist()
     left = read_heads(load_checkpoint(str(pruned)), str(pruned))
-    assert left.gated == () and left.gate.values == OPEN and left.open_probability.values == OPEN
+    assert left.gated == () and left.gate.layers == OPEN and left.open_probability.layers == OPEN
 
 
 # Writing

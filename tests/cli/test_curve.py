@@ -38,7 +38,7 @@ def test_curve(on_toy, toy, checkpoints, tmp_path):
 def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, checkpoints, tmp_path):
     scores = tmp_path / "scores.json"
     table = HeadTable({attention_type: [[1, 2, 3, 4], [5, 6, 7, 8]] for attention_type in FULL}, "own")
-    scores.write_text(scores_to_json([table, HeadTable(table.values, "other")]))
+    scores.write_text(scores_to_json([table, HeadTable(table.layers, "other")]))
     paths = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
     common = ["curve", toy.data, "--path", paths, "--gen-subset", "test", *READ, "--scores", scores, "--metric", "nll"]
     points = json.loads(headgates(*common, "--score-method", "own", "--steps", "0,25", "--json"))

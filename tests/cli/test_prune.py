@@ -26,7 +26,7 @@ def test_open_heads_stay_by_default_with_their_optimiser_state(checkpoint, prune
     torch.testing.assert_close(logits(after, toy_batch()), logits(before, toy_batch()), atol=1e-5, rtol=1e-5)
     moments = read(out)["last_optimizer_state"]["state"]
     assert [moments[i]["exp_avg"].shape for i in range(len(moments))] == [p.shape for p in after.parameters()]
-    assert kept_mask(after).values == OPEN
+    assert kept_mask(after).layers == OPEN
     for attention_type, rows in OPEN.items():
         stay = sum(map(sum, rows))
         assert re.search(rf"^{attention_type} +8 +{stay} +{by_layer(rows)}$", done.out, re.MULTILINE), done.out
@@ -106,7 +106,7 @@ def test_a_mask_from_a_file_or_inline(checkpoint, prune, plan_of):
     (line,) = (line for line in done.out.splitlines() if "the output changes" in line)
     assert "3" in line  # two of layer 0 of the encoder, one of layer 1 of the decoder
     whole, smaller = (load(path)[0] for path in (checkpoint, out))
-    assert kept_mask(smaller).values == plan_of("--alive", json.dumps(mask))["mask"] == left
+    assert kept_mask(smaller).layers == plan_of("--alive", json.dumps(mask))["mask"] == left
     with masked(whole, HeadTable(mask)):
         expected = logits(whole, toy_batch())
     torch.testing.assert_close(logits(smaller, toy_batch()), expected, atol=1e-5, rtol=1e-5)

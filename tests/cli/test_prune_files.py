@@ -80,7 +80,7 @@ def test_an_existing_file_is_refused_before_the_model_is_loaded(checkpoint, refu
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")
-    assert kept_mask(load(out)[0]).values == OPEN
+    assert kept_mask(load(out)[0]).layers == OPEN
 
 
 def test_a_full_disk_leaves_no_partial_file(checkpoint, refused, monkeypatch):
@@ -120,7 +120,7 @@ def test_scores_are_read(tmp_path):
     assert table == HeadTable({"enc-self": [[1, 2]], "dec-enc": [[0.5, -1]]}, "gradient", "gradient|x")
     assert parse_scores(str(file), "gradient") == table
     both = write(tmp_path / "b.json", [score_file({"enc-self": [[1]]}), score_file({"enc-self": [[2]]}, method="b")])
-    assert parse_scores(str(both), "b").values == {"enc-self": [[2]]}
+    assert parse_scores(str(both), "b").layers == {"enc-self": [[2]]}
     bare = write(tmp_path / "c.json", {"format": "headgates.scores/1", "scores": {"enc-self": [[1]]}})
     assert parse_scores(str(bare)) == HeadTable({"enc-self": [[1]]}, "", "")
 

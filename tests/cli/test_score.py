@@ -16,7 +16,7 @@ from fairseq_headgates.heads import parse_scores, read_scores
 
 
 def shapes(table):
-    return {attention_type: [len(row) for row in rows] for attention_type, rows in table.values.items()}
+    return {attention_type: [len(row) for row in rows] for attention_type, rows in table.layers.items()}
 
 
 # --- score -----------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def test_all_methods_score_every_kind_of_attention(on_toy, checkpoints, tmp_path
         assert "|data:" in table.signature and "|split:test|sents:10|ckpt:" in table.signature
     assert {row.split()[0] for row in re.findall(r"^confidence .*$", text, re.MULTILINE)} == {"confidence"}
     # heads that are masked change nothing
-    assert tables["ablation"].values["enc-self"][1] == pytest.approx([0, 0, 0, 0], abs=1e-6)
+    assert tables["ablation"].layers["enc-self"][1] == pytest.approx([0, 0, 0, 0], abs=1e-6)
 
 
 def test_scores_choose_what_prune_keeps(on_toy, headgates, checkpoints, tmp_path):
@@ -43,7 +43,7 @@ def test_scores_choose_what_prune_keeps(on_toy, headgates, checkpoints, tmp_path
     shown = json.loads(headgates("show", pruned, "--json"))
     assert shown["heads"]["total"] == [12, 24]
     ranked = sorted((v for each in FULL for v in parse_scores(str(scores)).heads(each)), reverse=True)
-    for attention_type, rows in parse_scores(str(scores)).values.items():
+    for attention_type, rows in parse_scores(str(scores)).layers.items():
         for row, gates in zip(rows, shown["gate"][attention_type], strict=True):
             assert [int(value >= ranked[11]) for value in row] == gates
     again = tmp_path / "again.json"  # a pruned checkpoint has scores as well

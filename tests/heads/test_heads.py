@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fairseq_headgates.cli.output import say
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import (
     TYPES,
+    HeadId,
     HeadTable,
     as_mask,
     check_shape,
@@ -138,6 +140,32 @@ def test_types():
         parse_types("encself")
     with pytest.raises(ValueError, match="named twice"):
         parse_types("enc-self,enc-self")
+
+
+def test_a_table_is_a_mapping_from_heads_to_numbers():
+    """As a dict with the same pairs; what is no head of it is no key, negative numbers included."""
+    table = HeadTable({"dec-enc": [[0.5, 0.0]], "enc-self": [[1.0], [0.25, 3]]})
+    same = {("enc-self", 0, 0): 1.0, ("enc-self", 1, 0): 0.25, ("enc-self", 1, 1): 3} | {
+        ("dec-enc", 0, 0): 0.5,
+        ("dec-enc", 0, 1): 0.0,
+    }
+    assert isinstance(table, Mapping) and dict(table) == same and len(table) == len(same)
+    for view in ("keys", "values", "items"):
+        assert list(getattr(table, view)()) == list(getattr(same, view)())
+    assert max(table, key=table.get) == HeadId("enc-self", 1, 1) in table
+    for other in (
+        ("enc-self", 0, 1),
+        ("enc-self", 0, -1),
+        ("enc-self", -1, 0),
+        ("dec-self", 0, 0),
+        "enc-self",
+        3,
+        None,
+    ):
+        assert other not in table and table.get(other, 7) == 7
+        with pytest.raises(KeyError):
+            table[other]
+    assert not HeadTable({"enc-self": [[]]})
 
 
 def test_a_table_counts_its_open_heads():

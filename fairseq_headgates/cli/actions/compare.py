@@ -18,7 +18,7 @@ def run(options: CompareOptions) -> None:
     """Run `headgates compare`."""
     if len(options.masks) < 2 or len(set(options.masks)) < len(options.masks):
         raise ValueError(f"MASK is {' '.join(options.masks)}: name at least two masks, each once")
-    masks = {name: HeadTable(read_mask(name).values, name) for name in options.masks}
+    masks = {name: HeadTable(read_mask(name).layers, name) for name in options.masks}
     types, pairs = chosen_types(options.types), []
     for a, b in itertools.combinations(masks.values(), 2):
         common = types or _compared(a, b)

@@ -24,7 +24,7 @@ def run(options: CorrelateOptions) -> None:
         _check_mixed(first, a, second, b, options.any)
         common = types or common_types(a, b)
         for group in [common, *([(attention_type,) for attention_type in common] if options.each_type else [])]:
-            agreed = agreement(HeadTable(a.values, first), HeadTable(b.values, second), group, options.top)
+            agreed = agreement(HeadTable(a.layers, first), HeadTable(b.layers, second), group, options.top)
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(agreed)})
     result = json.dumps([without_nan(pair) for pair in pairs])
     if options.out is not None:

@@ -85,7 +85,7 @@ def _points(session: CurveSession, path: str, journal: ResumeJournal) -> list[di
                     **(
                         {"bleu": None} if name in ("nll", "ppl") and "accuracy" not in session.objective.metrics else {}
                     ),
-                    "mask": dict(point.mask.values),
+                    "mask": dict(point.mask.layers),
                     "signature": scores.signature,
                     "measured": str(measured),
                 }

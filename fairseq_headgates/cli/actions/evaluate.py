@@ -109,7 +109,7 @@ class _Evaluator:
         return Evaluation(
             checkpoint=session.name(path),
             heads=open_counts(gate),
-            layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.values.items()},
+            layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.layers.items()},
             parameters=number_of_parameters(model),
             losses={name: self._loss(model, corpora[name]) for name in self.losses},
             subset=subset,

@@ -28,8 +28,8 @@ def run(options: ShowOptions) -> None:
         "parameters": heads.parameters,
         "gated": heads.gated,
         "ffn_dims": heads.ffn_dims,
-        "open_probability": heads.open_probability.values,
-        "gate": heads.gate.values,
+        "open_probability": heads.open_probability.layers,
+        "gate": heads.gate.layers,
         "heads": open_counts(heads.gate),  # [open, all]
     }
     say(json.dumps(content) if options.json else as_text(heads))

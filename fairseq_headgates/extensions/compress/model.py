@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq_headgates.analysis.blocks import blocks_of
 from fairseq_headgates.analysis.options import UNITS, Progress
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import kept_mask, prune
-from fairseq_headgates.attention.modules import evaluating, number_of_parameters
+from fairseq_headgates.attention.modules import evaluating, number_of_parameters, refuse_shared
 from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
@@ -99,6 +100,7 @@ class Compressor:
         self.whole, self.fit, self.measured = prune(model), fit, measured
         self.kinds, self.progress, self.timed, self.metric = tuple(kinds), progress, timed, metric
         self.parameters = number_of_parameters(self.whole)
+        refuse_shared(self.whole, [block.linear for block in blocks_of(self.whole)])
 
     @cached_property
     def units(self) -> list[Units]:
@@ -152,7 +154,7 @@ class Compressor:
             "format": "headgates.compressed/1",
             "units": list(kinds),
             "parameters": [*map(number_of_parameters, models)],
-            "heads": [dict(kept_mask(model).values) for model in models],
+            "heads": [dict(kept_mask(model).layers) for model in models],
             "ffn_dims": [*map(ffn_dims, models)],
             "loss": pairs.pop("loss"),
             "unit": self.fit.objective.unit,

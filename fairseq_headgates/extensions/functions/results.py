@@ -199,7 +199,7 @@ def scored_functions(result: Mapping[str, Any], tables: Sequence[HeadTable]) -> 
     """
     tests = []
     for table in tables:
-        for attention_type in (attention_type for attention_type in result["heads"] if attention_type in table.values):
+        for attention_type in (attention_type for attention_type in result["heads"] if attention_type in table.layers):
             groups: dict[bool, list[float]] = {True: [], False: []}
             for head, entry in open_heads(result, attention_type):
                 groups[bool(entry["functions"])].append(table[head])

@@ -40,14 +40,14 @@ def grids(table: HeadTable, cell: Callable[[HeadId, float], Cell]) -> Grids:
     Raises:
         ValueError: for more than `LARGEST` heads
     """
-    heads = sum(len(row) for rows in table.values.values() for row in rows)
+    heads = sum(len(row) for rows in table.layers.values() for row in rows)
     if heads > LARGEST:
         raise ValueError(f"a table has {heads:,} heads, and at most {LARGEST:,} are drawn: leave it out")
     return {
         attention_type: [
             [cell(HeadId(attention_type, i, j), value) for j, value in enumerate(row)] for i, row in enumerate(rows)
         ]
-        for attention_type, rows in table.values.items()
+        for attention_type, rows in table.layers.items()
     }
 
 
@@ -60,7 +60,7 @@ def gate_grids(model: ModelHeads) -> Grids:
             return Cell(
                 "" if gate == 1 else short(gate), gate, f"{name}: gate {gate:.2f}, P(gate = 0) {1 - probability:.2f}"
             )
-        if model.alive is not None and head.attention_type in model.alive.values and model.alive[head] == 0:
+        if model.alive is not None and head.attention_type in model.alive.layers and model.alive[head] == 0:
             return Cell("", 0, f"{name}: removed", "removed")
         return Cell("", 0, f"{name}: closed, P(gate = 0) {1 - probability:.2f}", "closed")
 

@@ -106,7 +106,7 @@ class HeadOptions:
         "a type that is not named is kept), or a checkpoint of this plugin, whose open heads are kept",
         text_or_mapping,
         (str,),
-        lambda mask: mask and mask_to_json(mask, one_line=True),
+        lambda mask: None if mask is None else mask_to_json(mask, one_line=True),
     )
     remove_heads: bool = option(
         False,
@@ -247,7 +247,7 @@ class HeadOptions:
         if self.target_heads is not None and not self.gate_heads:
             raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")
         for attention_type in self.gate_heads:
-            if self.alive_heads is not None and attention_type in self.alive_heads.values and not self.remove_heads:
+            if self.alive_heads is not None and attention_type in self.alive_heads.layers and not self.remove_heads:
                 raise ValueError(
                     f"{attention_type} is in --gate-heads and in --alive-heads: a type has either gates or a constant "
                     "mask; with --remove-heads the remaining heads can have gates"

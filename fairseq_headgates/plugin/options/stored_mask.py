@@ -65,7 +65,7 @@ def mask_of_checkpoint(path: str) -> HeadTable:
         mask = parse_mask(stored) if stored else HeadTable({})
         check_shape(mask, sizes, "its own mask")
         rows = {each: [[1.0] * heads for _ in range(layers)] for each, (layers, heads) in sizes.items()}
-        rows.update(mask.values)
+        rows.update(mask.layers)
         for attention_type, layer, gates in evaluation_gates(weights, args, path, state):
             of_type = rows.get(attention_type, [])
             row = of_type[layer] if layer < len(of_type) else []

@@ -69,7 +69,7 @@ def test_the_cheapest_units_are_removed():
     plan = plan_of(whole, units, parameters_saved(units), 32 * (2 * 32 + 1))
     assert plan.cost < 1e-3 and {*plan.neurons} == {"decoder.layers.0"}
     assert len({neuron % 32 for neuron in plan.neurons["decoder.layers.0"]}) == 32
-    assert plan.mask.values["enc-self"] == [[1, 1, 1, 1], [1, 0, 1, 1]]
+    assert plan.mask.layers["enc-self"] == [[1, 1, 1, 1], [1, 0, 1, 1]]
 
 
 @pytest.mark.parametrize("units", [["heads"], ["neurons"], ["heads", "neurons"]])

@@ -9,7 +9,7 @@ from support.all_attention import make_blocks
 from support.all_attention import make_model as make_all_attention
 from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentences, sample, sentences
 
-from fairseq_headgates import HeadTable, prune, refit
+from fairseq_headgates import HeadTable, compress, prune, refit
 from fairseq_headgates.analysis import refit as refitting
 from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.evaluation.corpus import Corpus
@@ -88,7 +88,7 @@ def weight_before(whole, linear, rows):
     if linear.endswith("fc2"):
         return weight
     kept = whole.get_submodule(linear.rpartition(".")[0]).kept
-    row = MASK.values[attention_type][int(linear.split(".")[2])]
+    row = MASK.layers[attention_type][int(linear.split(".")[2])]
     left = columns([i for i, head in enumerate(kept) if row[head]])
     if len(left) == weight.size(1):
         return weight
@@ -212,3 +212,16 @@ def test_weights_that_are_not_finite_are_refused():
         attention_modules(model)[0].attention.v_proj.weight[0, 0] = math.nan
     with pytest.raises(ValueError, match="activations at encoder.layers.0.self_attn.out_proj are not finite: check"):
         refit(model, MASK, TASK, [sample(PAIRS)])
+
+
+def test_layers_that_share_weights_are_not_changed_apart():
+    """The weights of one layer would become several, or the refit of one layer that of another."""
+    model = make_model()
+    model.decoder.layers[1].fc2.weight = model.decoder.layers[0].fc2.weight
+    changes = (
+        lambda: refit(model, {"enc-self": MASK.layers["enc-self"]}, TASK, [sample(PAIRS)]),
+        lambda: compress(model, TASK, [sample(PAIRS)], 0.9),
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match="share the weights of decoder.layers.0.fc2 .* cannot be refitted"):
+            change()

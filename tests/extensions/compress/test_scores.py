@@ -82,7 +82,7 @@ def test_removal_scores_are_those_of_a_search_step_by_step(monkeypatch):
         expected[module.attention_type][module.layer][head] = total
     found = importance.score(model, TASK, [sample(PAIRS[:11]), sample(PAIRS[11:])], "refit", ScoreOptions())
     for attention_type, rows in expected.items():
-        torch.testing.assert_close(torch.tensor(found.values[attention_type]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.tensor(found.layers[attention_type]), torch.tensor(rows), atol=1e-5, rtol=1e-4)
 
 
 def test_a_closed_head_costs_nothing():
@@ -90,5 +90,5 @@ def test_a_closed_head_costs_nothing():
     table = importance.score(model, TASK, [sample(PAIRS)], "refit", ScoreOptions())
     for module in attention_modules(model):
         factor = head_factors(model)[module.attention_type][module.layer]
-        row = torch.tensor(table.values[module.attention_type][module.layer])
+        row = torch.tensor(table.layers[module.attention_type][module.layer])
         assert torch.equal(row == 0, factor == 0)

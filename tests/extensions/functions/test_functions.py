@@ -134,7 +134,7 @@ def test_all_numbers_equal_naive_counts(subwords, pruned, left_pad, languages, m
             for head, entry in enumerate(row):
                 where = (attention_type, layer, head)
                 if entry is None:
-                    assert pruned and MASK.values[attention_type][layer][head] == 0 and where not in offsets
+                    assert pruned and MASK.layers[attention_type][layer][head] == 0 and where not in offsets
                     continue
                 count, best = sum(offsets[where].values()), entry["positional"]["offset"]
                 rates = {str(offset): n / count for offset, n in offsets[where].items()}

@@ -130,7 +130,7 @@ def test_scores_are_those_of_the_cpu(method):
     expected = score(model, TASK, [sample(sentences())], method, ScoreOptions())
     found = score(there(model), TASK, [there(sample(sentences()))], method, ScoreOptions())
     for attention_type in TYPES:
-        values, wanted = (torch.tensor(table.values[attention_type]) for table in (found, expected))
+        values, wanted = (torch.tensor(table.layers[attention_type]) for table in (found, expected))
         torch.testing.assert_close(values, wanted, equal_nan=True, atol=1e-6, rtol=1e-6)
 
 

@@ -47,7 +47,7 @@ def test_removed_heads_leave_the_initialisation_of_other_weights_unchanged(case)
         torch.manual_seed(0)
         built.append(TransformerHeadGatesModel.build_model(args, make_task()))
     whole, smaller = built
-    assert kept_mask(smaller).values == case.mask
+    assert kept_mask(smaller).layers == case.mask
     assert_same_tensors(smaller.state_dict(), prune(whole, HeadTable(case.mask)).state_dict())
 
 
@@ -86,7 +86,7 @@ def test_gates_on_a_pruned_model_then_pruned_again():
         sum(p.sum().item() for p in open_probabilities(smaller).values()), rel=1e-5
     )
     again = prune(smaller)
-    assert kept_mask(again).values == {k: [[int(v > 0) for v in row] for row in rows] for k, rows in expected.items()}
+    assert kept_mask(again).layers == {k: [[int(v > 0) for v in row] for row in rows] for k, rows in expected.items()}
     assert_logits(logits(again, batch), logits(smaller, batch))
     second = {k: [[gate(a) for a in row] for row in rows] for k, rows in log_alpha.items()}
     both = {

@@ -91,7 +91,7 @@ def test_the_gradient_score_is_the_derivative_with_respect_to_a_gate():
                 with masked(model, HeadTable({"enc-self": rows.tolist()})):
                     losses.append(-probabilities(model, sample)[0, sample["target"][0, 0]].log().item())
             slope = abs(losses[0] - losses[1]) / 2e-2
-            assert table.values["enc-self"][layer][head] == pytest.approx(slope, rel=5e-4)
+            assert table.layers["enc-self"][layer][head] == pytest.approx(slope, rel=5e-4)
 
 
 def test_accuracy_is_in_the_order_of_the_sentences():
