@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.models.transformer import TransformerEncoderBase
-from support.ctranslate2 import convert, ctranslate2
+from support.ctranslate2 import DICTIONARY, convert, ctranslate2
+from support.language_models import make_lm
 from support.models import make_gated, make_stock
 
 from fairseq_headgates.cli.main import main
-from fairseq_headgates.extensions.export.ctranslate2 import unsupported
+from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2, unsupported
 
 UNSUPPORTED = {
     "the activation function linear": {"activation_fn": "linear"},
@@ -120,6 +121,25 @@ def test_an_interrupted_export_keeps_the_old_model(method, stop, error, message,
     with pytest.raises(error, match=message):
         convert(make_stock(), tmp_path, force=True)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("make", [make_stock, make_lm])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:-100]),  # as of an older CTranslate2
+        lambda file: file.with_name("config.json").write_text('{"decoder_start_token": "none", "bos_token": "none"}'),
+    ],
+)
+def test_a_model_that_ctranslate2_cannot_run_is_not_written(damage, make, tmp_path, monkeypatch):
+    def damaged(spec, folder, save=ctranslate2.specs.ModelSpec.save):
+        save(spec, folder)
+        damage(Path(folder, "model.bin"))
+
+    monkeypatch.setattr(ctranslate2.specs.ModelSpec, "save", damaged)
+    with pytest.raises(ValueError, match="^CTranslate2 .* cannot run the converted model .*: choose another"):
+        to_ctranslate2(make(), DICTIONARY, DICTIONARY, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def contents(folder):
