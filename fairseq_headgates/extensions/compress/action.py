@@ -11,6 +11,7 @@ from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
+from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
 
 
 def run(options: CompressOptions) -> str | None:
@@ -50,7 +51,9 @@ def run(options: CompressOptions) -> str | None:
                 refitted={name: value.cpu() for name, value in results[0].values.items()},
                 neurons=results[0].plan.neurons,
             )
-            check_loads(smaller)
+            loaded = check_loads(smaller)
+            if options.inference_dtype == "int8" and too_small_for_int8(loaded):
+                session.warn_once(TOO_SMALL)
             save_checkpoint(smaller, options.out, options.force)
         content = [{**result.results, "signature": str(signature)} for result in results]
         session.plot(options.plot, lambda: drawing.plot(content))
