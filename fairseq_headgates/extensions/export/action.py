@@ -23,6 +23,7 @@ from fairseq_headgates.messages import quoted
 def run(options: ConvertOptions) -> None:
     """Run `headgates convert`."""
     refuse_standard_output(options.output)
+    options.keep_inputs(options.output)
     check_output(Path(options.output), options.force)
     state, model = load_model(options.checkpoint, options.trust, options.arch)
     warn_unfinished(state, model)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -162,6 +163,9 @@ def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path
     assert found[0].hypotheses
     assert main(command) == 2
     assert "exists" in capsys.readouterr().err
+    inside = shutil.copy(gated_checkpoint, tmp_path / "model")
+    assert main([command[0], inside, *command[2:], "--force"]) == 2
+    assert "model would replace the checkpoint" in capsys.readouterr().err
     before = (tmp_path / "model" / "model.bin").stat().st_size
     entries = [[{"gate": 1.0, "words": {"alignment": {"rate": 0.1 * head}}} for head in range(4)]] * 2
     for content, code in ((json.dumps({"heads": {"dec-enc": entries}}), 0), ("[]", 2)):
