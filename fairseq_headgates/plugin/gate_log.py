@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fairseq_headgates.files import lines_of
+from fairseq_headgates.files import lines_of, to_json
 from fairseq_headgates.heads.table import TYPES, HeadTable
 
 NAME = "gates.jsonl"  # in --save-dir
@@ -24,7 +24,7 @@ class GateRecord(NamedTuple):
 def gate_log_line(record: GateRecord) -> str:
     """Return the line of a record."""
     rows = {each: [[round(p, 4) for p in layer] for layer in rows] for each, rows in record.closed.values.items()}
-    return json.dumps({"format": FORMAT, "update": record.update, "closed": rows}) + "\n"
+    return to_json({"format": FORMAT, "update": record.update, "closed": rows}) + "\n"
 
 
 def parse_gate_log(text: str, name: str) -> list[GateRecord]:

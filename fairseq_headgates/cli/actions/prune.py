@@ -1,6 +1,5 @@
 """Write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
-import json
 import shlex
 import sys
 from typing import Any
@@ -18,6 +17,7 @@ from fairseq_headgates.cli.commands.prune import PruneOptions
 from fairseq_headgates.cli.output import say, then_evaluate, warn
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.evaluation.workers import device_of
+from fairseq_headgates.files import to_json
 from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
 from fairseq_headgates.report.tables import removal_table
@@ -56,7 +56,7 @@ def run(options: PruneOptions) -> str | None:
     if not options.dry_run:
         save_checkpoint(smaller, options.output, options.force)
     table = removal_table(kept_mask(model), kept_mask(pruned.model))
-    say(json.dumps(plan) if options.json else "\n".join([table, "", *removal_notes(plan, options.stock)]))
+    say(to_json(plan) if options.json else "\n".join([table, "", *removal_notes(plan, options.stock)]))
     removed = any(before > kept for before, kept in plan["heads"].values())
     if not removed and _asks_for_removal(options, model):
         warn("prune", no_removal(model, options.checkpoint))
