@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from fairseq_headgates.cli.parser import filled
@@ -115,7 +116,7 @@ class Options:
                 yield from (("the checkpoint", path) for path in _split(word.partition("=")[2] or value))
 
     def check_paths(self) -> None:
-        """Raise ValueError if a file to read or the folder of a file to write does not exist."""
+        """Raise ValueError if a file to read or the folder of a file to write does not exist, or they are the same."""
         for what, path in self.files_to_read():
             try:
                 mode = os.stat(path).st_mode
@@ -126,7 +127,18 @@ class Options:
             if stat.S_ISDIR(mode) and what not in FOLDERS:
                 raise ValueError(f"cannot read {what} {quoted(path)} (it is a folder): give a file")
         for path in self.files_to_write().values():
+            self.keep_inputs(path)
             check_place(path, self.force)
+
+    def keep_inputs(self, output: str) -> None:
+        """Raise ValueError if a file or folder to write is, or has in it, one that the command reads."""
+        target = Path(os.path.realpath(output))  # resolve() fails for a link to itself
+        for what, path in self.files_to_read():
+            if target in (source := Path(path).resolve(), *source.parents):
+                raise ValueError(
+                    f"the output {output} would replace {what} {quoted(path)}, which this command reads: choose "
+                    "another name for the output"
+                )
 
     def files_to_write(self) -> dict[str, str]:
         """Return the files to write, by the names of the options that name them."""

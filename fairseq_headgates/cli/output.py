@@ -6,12 +6,11 @@ import argparse
 import importlib.util
 import io
 import logging
-import math
 import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,6 @@ def say(text: str) -> None:
         raise
     except OSError as error:
         raise ValueError(f"cannot write to standard output ({error.strerror}): free disk space, or use --out") from None
-
-
-def without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a table for JSON, with None for NaN."""
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
 
 
 def check_picture(path: str, pages: bool = False) -> None:

@@ -35,7 +35,7 @@ from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
-from fairseq_headgates.inference.packed_linear import int8_obstacle, is_quantised, usable_dtype
+from fairseq_headgates.inference.packed_linear import TOO_SMALL, int8_obstacle, too_small_for_int8, usable_dtype
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.safety.checkpoint import updates_of
@@ -106,11 +106,10 @@ class Session(Signatures, Generic[T]):
         if self.fairseq.fp16 and device_of(self.fairseq).type == "cuda":
             model.half()
         if self.inference_dtype(model) == "int8":
-            model.make_generation_fast_()
-            if is_quantised(model):
-                origin["dtype"] = "int8"
+            if too_small_for_int8(model):
+                self.warn_once(TOO_SMALL)
             else:
-                self.warn_once("int8 has no effect: no linear layer of the model is large enough to be quantised")
+                origin["dtype"] = "int8"
         return model, origin
 
     def inference_dtype(self, model: Any) -> str:

@@ -20,7 +20,7 @@ from fairseq_headgates.evaluation.statistics import (
     score_interval,
     share_interval,
 )
-from fairseq_headgates.files import Unbounded, parse_json, read_records, read_text
+from fairseq_headgates.files import parse_json, read_records, read_text
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.messages import quoted
 
@@ -45,7 +45,7 @@ class Loss:
         mean: in bits per `unit`
         interval: 95% confidence interval of the mean
         unit: "token" or "sentence"
-        perplexity: 2 to the power of the mean; None for classifiers
+        perplexity: 2 to the power of the mean; None for classifiers, and in a file where it is infinite
         tokens: of a language model: number of tokens
         unknown: how many of them are <unk>
         words: number of words and ends of lines of the text
@@ -57,11 +57,11 @@ class Loss:
     mean: float
     interval: tuple[float, float]
     unit: str
-    perplexity: Unbounded | None = None
+    perplexity: float | None = None
     tokens: int | None = None
     unknown: int | None = None
     words: int | None = None
-    perplexity_per_word: Unbounded | None = None
+    perplexity_per_word: float | None = None
     sentences: list[float]
     counts: list[int]
 
@@ -128,6 +128,8 @@ class Evaluation:
             raise ValueError(f"has the scores {', '.join(self.scores)}, not BLEU and chrF2, or accuracy")
         if self.scores and (self.predictions is None or len(self.predictions) != len(self.references or ())):
             raise ValueError("does not have a reference for each prediction")
+        if self.scores and not self.predictions:
+            raise ValueError("has scores without predictions")
         kind = int if "accuracy" in self.scores else str
         if not all(isinstance(each, kind) for each in (*(self.predictions or ()), *(self.references or ()))):
             raise ValueError("has predictions or references that do not fit its scores")

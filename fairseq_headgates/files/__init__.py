@@ -7,7 +7,7 @@ from fairseq_headgates.files.reading import (
     read_standard_input,
     read_text,
 )
-from fairseq_headgates.files.records import Unbounded, parse_json, read_record, read_records, repeated
+from fairseq_headgates.files.records import parse_json, read_record, read_records, repeated, to_json
 from fairseq_headgates.files.writing import (
     check_writable,
     part_of,
@@ -17,7 +17,6 @@ from fairseq_headgates.files.writing import (
 )
 
 __all__ = [
-    "Unbounded",
     "check_writable",
     "decode",
     "lines_of",
@@ -31,5 +30,6 @@ __all__ = [
     "check_dictionary",
     "replace_folder",
     "replacing",
+    "to_json",
     "write_whole",
 ]

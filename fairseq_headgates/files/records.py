@@ -1,27 +1,52 @@
-"""Read JSON, and check its content by the types of the fields of dataclasses (no torch)."""
+"""Write and read JSON, and check its content by the types of the fields of dataclasses (no torch)."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from fairseq_headgates.messages import printable, quoted
 
-Unbounded = Annotated[float, math.inf]  # a number that may be infinite
-RULES = {str: "text", int: "a number of 0 or more", dict: "an object", list: "a list"}
+LARGEST = 2**63 - 1  # of whole numbers: sums and quotients of such numbers can be computed
+RULES = {str: "text", int: "a whole number from 0 to 2^63 - 1", dict: "an object", list: "a list"}
 
 
-def parse_json(text: str, name: str, hint: str, **options: Any) -> Any:
-    """Parse JSON in which no object has a key twice. Raise ValueError, in one line with a name and a hint."""
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON, with null for numbers that are not finite, which JSON does not have."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def parse_json(text: str, name: str, hint: str) -> Any:
+    """Parse JSON in which no object has a key twice, and all numbers are finite in double precision.
+
+    Raise ValueError, in one line with a name and a hint.
+    """
+    numbers: dict[str, Any] = {"parse_int": _number, "parse_float": _number, "parse_constant": _number}
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats, **options)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
+        return json.loads(text, object_pairs_hook=_without_repeats, **numbers)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON ({error}): {hint}") from None
+
+
+def _number(text: str) -> float:
+    """Return a number, as an int if it has neither a point nor an exponent."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds {quoted(text)}, which is not finite")
+    return int(text) if text.lstrip("-").isdecimal() else number
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -47,9 +72,9 @@ def read_records(kind: Any, content: object, name: str, hint: str) -> list[Any]:
 def read_record(kind: Any, value: object, name: str, hint: str) -> Any:
     """Convert JSON to a dataclass, or to another type that a field of one may have.
 
-    These are dataclasses, `list`, `tuple`, `dict`, `Literal`, `str` (with escapes for control characters), `int` (0 or
-    more), `float` (finite), `Unbounded`, `X | None` (null or missing), and `Any` (unchanged). Members of an object
-    without a field are ignored. `__post_init__` of a dataclass raises ValueError if its fields do not fit together.
+    These are dataclasses, `list`, `tuple`, `dict`, `Literal`, `str` (with escapes for control characters), `int` (from
+    0 to `LARGEST`), `float` (finite), `X | None` (null or missing), and `Any` (unchanged). Members of an object without
+    a field are ignored. `__post_init__` of a dataclass raises ValueError if its fields do not fit together.
 
     Raises:
         ValueError: with `name`, the place in the JSON, its rule, and `hint`
@@ -79,10 +104,9 @@ def _read(kind: Any, value: Any, place: tuple[str, ...]) -> Any:
         return printable(value)
     if origin is Literal and value in inner and not isinstance(value, bool):
         return value
-    if origin is int and type(value) is int and value >= 0:
+    if origin is int and type(value) is int and 0 <= value <= LARGEST:
         return value
-    largest = {float: sys.float_info.max, Unbounded: math.inf}.get(kind)
-    if largest and type(value) in (int, float) and -sys.float_info.max <= value <= largest:
+    if origin is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     _refuse(place, f"must be {_rule(origin, inner)}, not {quoted(value)}")
 

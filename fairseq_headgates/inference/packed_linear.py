@@ -28,6 +28,7 @@ from fairseq_headgates.inference.kernels import Float32Weight
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "int8")  # of weights in inference
+TOO_SMALL = "int8 has no effect: no linear layer of the model is large enough to be quantised"
 # Elements of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows, time relative to F.linear:
 # 128 x 512: up to 2; 512 x 512 and larger: 0.3 to 1.15; in int8, 128 x 512: 0.4 to 4, 512 x 512: 0.4 to 1.3.
 WORTH_PACKING = 256 * 512
@@ -248,9 +249,11 @@ def int8_obstacle(model: nn.Module) -> str | None:
     return None if kernels.int8_range() else "this torch has no int8 multiplication for this processor: use float32"
 
 
-def is_quantised(model: nn.Module) -> bool:
-    """Return whether a model has a linear layer that is quantised in inference."""
-    return any(isinstance(layer, PackedLinear) and layer.inference.dtype == "int8" for layer in model.modules())
+def too_small_for_int8(model: Any) -> bool:
+    """Prepare a model for inference in its data type, int8. Return whether no linear layer is large enough for it."""
+    model.make_generation_fast_()
+    layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
+    return not int8_obstacle(model) and all(layer.inference.dtype != "int8" for layer in layers)
 
 
 def usable_dtype(model: nn.Module, dtype: str) -> str:

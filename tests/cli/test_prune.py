@@ -12,6 +12,7 @@ from support.prune_command import SCORES, score_file, write
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.inference import kernels, packed_linear
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 
 
@@ -67,6 +68,30 @@ def test_a_plan_without_removal_says_why(gates, words, options, prune, tmp_path)
         "--alive MASK"
     )
     assert others == [f"written: {out}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "smallest", "line", "warnings"),
+    [
+        (["--stock"], 1, "--stock saves neither memory nor time: removed heads and neurons are zeros", []),
+        (["--inference-dtype", "int8"], 1, "inference dtype: int8 (stored as an option", []),
+        (["--inference-dtype", "int8"], 2**20, "inference dtype: int8", ["int8 has no effect: no linear layer"]),
+        (["--inference-dtype", "int8", "--threshold", "0.5"], 1, "inference dtype: int8", ["no head is removed"]),
+        (["--inference-dtype", "float32"], 2**20, "inference dtype: float32", []),
+    ],
+)
+def test_another_form_of_a_whole_model_is_no_failed_removal(
+    options, smallest, line, warnings, prune, tmp_path, monkeypatch
+):
+    if "int8" in options and not kernels.int8_range():
+        pytest.skip("this torch has no int8 multiplication")
+    monkeypatch.setattr(packed_linear, "WORTH_PACKING", smallest)
+    path, out = tmp_path / "a.pt", tmp_path / "b.pt"
+    torch.save(small_state(make_gated()), path)
+    done = prune(path, out, *options)
+    *found, written = done.err.splitlines()
+    assert line in done.out and written == f"written: {out}"
+    assert all(warning in one for warning, one in zip(warnings, found, strict=True))
 
 
 def test_the_plan_as_json(checkpoint, plan_of):

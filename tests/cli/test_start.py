@@ -15,6 +15,7 @@ from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.output import prepare_streams
 from fairseq_headgates.heads import SCORE_FORMAT
 
+READ = "which this command reads: choose another name for the output"
 START = "import sys, headgates_start; sys.argv[1:] = {!r}; headgates_start.main()"
 
 
@@ -52,11 +53,20 @@ def test_missing_files_are_reported_before_fairseq_is_imported(arguments, headga
         ("curve . --path it --scores .", "cannot read the score file '.' (it is a folder): give a file"),
         ("show it --out no/x", "cannot write no/x (No such file or directory): choose another place"),
         ("prune it no/x", "cannot write no/x (No such file or directory): choose another place"),
-        ("score . --path it --method gate --out it", "it exists: choose another name, or pass --force to overwrite it"),
+        ("prune it old", "old exists: choose another name, or pass --force to overwrite it"),
+        ("score . --path it --method gate --out it", f"the output it would replace the checkpoint 'it', {READ}"),
+        ("prune it link --force", f"the output link would replace the checkpoint 'it', {READ}"),
+        (
+            "curve . --path=it --scores old --tsv ./old --force",
+            f"the output ./old would replace the score file 'old', {READ}",
+        ),
+        ("evaluate . --path old:it --out ./it --force", f"the output ./it would replace the checkpoint 'it', {READ}"),
     ],
 )
 def test_wrong_paths_are_reported_by_a_process_without_torch(arguments, problem, tmp_path):
-    (tmp_path / "it").touch()
+    for name in ("it", "old"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("it")
     code = START.format(arguments.split()) + "; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(USER_DIR.parent)}
     done = subprocess.run(

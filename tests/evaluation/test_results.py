@@ -2,8 +2,10 @@
 
 import copy
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -22,7 +24,8 @@ from fairseq_headgates.evaluation.results import (
     read_evaluations,
     scorers,
 )
-from fairseq_headgates.files import read_record
+from fairseq_headgates.files import read_record, to_json
+from fairseq_headgates.report.evaluations import evaluation_table
 
 WORDS = "der die das Hund Katze sieht kennt ein eine kleine gute Haus und oder nicht".split()
 BASE = {
@@ -82,6 +85,17 @@ def test_the_interval_of_a_loss_is_that_of_a_naive_bootstrap():
     assert statistics.mean_interval(sums, counts) == pytest.approx(tuple(expected))
     loss = Loss.of(sums, counts, "sentence")
     assert loss.interval[0] < loss.mean == sum(sums) / sum(counts) < loss.interval[1] and loss.perplexity is None
+
+
+def test_a_perplexity_that_is_too_large_is_written_as_null(content):
+    """From 1,024 bits on, 2 to the power of the loss is no number in double precision."""
+    loss = Loss.of([2047.0, 2048.0], [2, 2], "token", words=2)
+    assert loss.perplexity == 2**1023.75 and loss.perplexity_per_word == math.inf
+    found = replace(parse_evaluation(content), losses={"test": loss})
+    assert "inf" in evaluation_table({"a": found.as_json()})
+    read = parse_evaluation(json.loads(to_json(found.as_json())))
+    assert read.losses["test"] == replace(loss, perplexity_per_word=None)
+    assert "inf" not in evaluation_table({"a": read.as_json()})
 
 
 def test_resamples_in_which_nothing_counts_are_left_out():
@@ -232,6 +246,7 @@ def test_signatures_tell_the_data_of_language_models(signature, differs, content
         ),
         (lambda of: of.pop("predictions"), "it does not have a reference for each prediction"),
         (lambda of: of["references"].pop(), "it does not have a reference for each prediction"),
+        (lambda of: of.update(predictions=[], references=[]), "it has scores without predictions"),
         (lambda of: of["predictions"].__setitem__(0, 1), "it has predictions or references that do not fit its scores"),
         (lambda of: of["heads"].pop("total"), "it has no heads.total"),
         (lambda of: of["scores"]["BLEU"].update(score="x"), "scores.BLEU.score must be a finite number, not 'x'"),

@@ -1,6 +1,5 @@
 """Measure a model with single heads masked, or with one head alone in its layer."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
+from fairseq_headgates.files import to_json
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tables, score_table
@@ -47,8 +47,8 @@ def run(options: AblateOptions) -> None:
         if metric and journal:
             result.update(_metric(session, loaded, losses, metric, journal))
             text += ["", _metric_text(metric, options.mode, result)]
-        session.write(options.out, json.dumps(result, indent=1) + "\n")
-        session.say(json.dumps(result, allow_nan=False) if options.json else "\n".join([*text, str(loaded.signature)]))
+        session.write(options.out, to_json(result, indent=1) + "\n")
+        session.say(to_json(result) if options.json else "\n".join([*text, str(loaded.signature)]))
         if journal:
             journal.discard()
 

@@ -1,14 +1,13 @@
 """Compare the heads that masks or checkpoints keep."""
 
 import itertools
-import json
 from dataclasses import asdict
 
 from fairseq_headgates.analysis.agreement import common_types, overlap
 from fairseq_headgates.cli.commands.compare import CompareOptions
-from fairseq_headgates.cli.output import say, without_nan
+from fairseq_headgates.cli.output import say
 from fairseq_headgates.cli.parser import chosen_types
-from fairseq_headgates.files import write_whole
+from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 from fairseq_headgates.report.tables import matrix, overlap_table
@@ -24,7 +23,7 @@ def run(options: CompareOptions) -> None:
         common = types or _compared(a, b)
         for group in [*((each,) for each in common), *[common] * (len(common) != 1)]:  # an error without any
             pairs.append({"a": a.name, "b": b.name, "types": ",".join(group), **asdict(overlap(a, b, group))})
-    result = json.dumps({"format": "headgates.overlap/1", "pairs": [without_nan(pair) for pair in pairs]})
+    result = to_json({"format": "headgates.overlap/1", "pairs": pairs})
     if options.out is not None:
         write_whole(options.out, result + "\n", options.force)
     text = overlap_table(pairs)

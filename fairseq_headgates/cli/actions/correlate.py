@@ -1,16 +1,15 @@
 """Compute the correlation of score files (no torch)."""
 
 import itertools
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from fairseq_headgates.analysis.agreement import agreement, common_types
 from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.commands.correlate import CorrelateOptions
-from fairseq_headgates.cli.output import say, without_nan
+from fairseq_headgates.cli.output import say
 from fairseq_headgates.cli.parser import chosen_types
-from fairseq_headgates.files import write_whole
+from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
 from fairseq_headgates.report.tables import agreement_table, matrix
 
@@ -26,7 +25,7 @@ def run(options: CorrelateOptions) -> None:
         for group in [common, *([(attention_type,) for attention_type in common] if options.each_type else [])]:
             agreed = agreement(HeadTable(a.layers, first), HeadTable(b.layers, second), group, options.top)
             pairs.append({"a": first, "b": second, "types": ",".join(group), **asdict(agreed)})
-    result = json.dumps([without_nan(pair) for pair in pairs])
+    result = to_json(pairs)
     if options.out is not None:
         write_whole(options.out, result + "\n", options.force)
     text = agreement_table(pairs)

@@ -1,6 +1,5 @@
 """Measure a model while the least important heads are removed step by step."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.evaluation.metrics import Metric
 from fairseq_headgates.evaluation.statistics import perplexity
+from fairseq_headgates.files import to_json
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, parse_scores
 from fairseq_headgates.report.figures import curve_plot
@@ -37,11 +37,11 @@ def run(options: CurveOptions) -> None:
     with open_session(options) as session:
         journals = {path: session.journal(path, refit=options if options.refit else None) for path in session.paths}
         points = [point for path in session.paths for point in _points(session, path, journals[path])]
-        session.write(options.out, json.dumps({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
+        session.write(options.out, to_json({"format": "headgates.curve/1", "points": points}, indent=1) + "\n")
         session.write(options.tsv, tsv(points))
         session.plot(options.plot, lambda: curve_plot(points))
         origins = dict.fromkeys(point["measured"] for point in points)
-        session.say(json.dumps(points) if options.json else "\n".join([curve_table(points), *origins]))
+        session.say(to_json(points) if options.json else "\n".join([curve_table(points), *origins]))
         for journal in journals.values():
             journal.discard()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from fairseq_headgates.evaluation.objectives import NextToken
 from fairseq_headgates.evaluation.results import Evaluation, Loss, Speed, pairwise
 from fairseq_headgates.evaluation.speed import run_once, speeds
 from fairseq_headgates.evaluation.workers import device_of
-from fairseq_headgates.files import lines_of, read_text
+from fairseq_headgates.files import lines_of, read_text, to_json
 from fairseq_headgates.heads import Signature
 from fairseq_headgates.report.evaluations import difference_table, evaluation_table
 from fairseq_headgates.report.tables import open_counts
@@ -42,7 +41,7 @@ def run(options: EvaluateOptions) -> None:
             evaluations = [replace(evaluation, speed=Speed(unit, speed)) for evaluation, speed in pairs]
         differences = pairwise(evaluations)  # before files are written, because it can fail
         objects = [evaluation.as_json() for evaluation in evaluations]
-        content = json.dumps(objects[0] if len(objects) == 1 else objects)
+        content = to_json(objects[0] if len(objects) == 1 else objects)
         session.write(options.out, content + "\n")
         session.say(content if options.json else as_text(evaluations, differences))
 

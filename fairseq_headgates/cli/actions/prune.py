@@ -1,6 +1,5 @@
 """Write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
-import json
 import shlex
 import sys
 from typing import Any
@@ -18,7 +17,9 @@ from fairseq_headgates.cli.commands.prune import PruneOptions
 from fairseq_headgates.cli.output import say, then_evaluate, warn
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.evaluation.workers import device_of
+from fairseq_headgates.files import to_json
 from fairseq_headgates.files.writing import refuse_standard_output
+from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
 from fairseq_headgates.report.tables import removal_table
 
 
@@ -46,16 +47,21 @@ def run(options: PruneOptions) -> str | None:
             refitted=values,
             pruned=pruned,
         )
-    plan = removal_plan(model, pruned.model, check_loads(smaller))
+    loaded = check_loads(smaller)
+    plan = removal_plan(model, pruned.model, loaded)
     if signature:
         plan["refit"] = signature
+    if options.inference_dtype is not None:
+        plan["inference_dtype"] = options.inference_dtype
     if not options.dry_run:
         save_checkpoint(smaller, options.output, options.force)
     table = removal_table(kept_mask(model), kept_mask(pruned.model))
-    say(json.dumps(plan) if options.json else "\n".join([table, "", *removal_notes(plan, options.stock)]))
+    say(to_json(plan) if options.json else "\n".join([table, "", *removal_notes(plan, options.stock)]))
     removed = any(before > kept for before, kept in plan["heads"].values())
-    if not removed and options.alive is None and options.scores is None:
+    if not removed and _asks_for_removal(options, model):
         warn("prune", no_removal(model, options.checkpoint))
+    if options.inference_dtype == "int8" and too_small_for_int8(loaded):
+        warn("prune", TOO_SMALL)
     if options.dry_run:
         print("nothing written (--dry-run)", file=sys.stderr)
     if options.dry_run or not removed:
@@ -75,6 +81,14 @@ def refitted_values(options: PruneOptions, model: nn.Module, pruned: nn.Module) 
         return (values if session.writes else None), str(session.signature(corpus))
 
 
+def _asks_for_removal(options: PruneOptions, model: nn.Module) -> bool:
+    """Return whether gates alone are to remove heads, rather than the model is to be written in another form."""
+    if options.alive is not None or options.scores is not None:
+        return False
+    other_form = options.stock or options.inference_dtype is not None
+    return options.threshold is not None or any(gated_modules(model)) or not other_form
+
+
 def no_removal(model: nn.Module, checkpoint: str) -> str:
     """Return why no head is removed without --alive and --scores, and what to pass."""
     gated = any(gated_modules(model))
@@ -88,7 +102,7 @@ def no_removal(model: nn.Module, checkpoint: str) -> str:
 def removal_notes(plan: dict[str, Any], stock: bool) -> list[str]:
     """Return the plan as lines of text."""
     before, after = plan["parameters"]
-    saved = "--stock saves neither memory nor time: removed heads are zeros in layers of full size"
+    saved = "--stock saves neither memory nor time: removed heads and neurons are zeros in layers of full size"
     lines = [f"parameters: {before:,} -> {after:,} ({saved if stock else f'{after / before - 1:+.1%}'})"]
     cached = {"dec-self": "target token and hypothesis", "dec-enc": "source token and sentence"}
     for attention_type, where in cached.items():
@@ -106,6 +120,8 @@ def removal_notes(plan: dict[str, Any], stock: bool) -> list[str]:
         )
     if "refit" in plan:
         lines.append(f"refitted on {plan['refit']}")
+    if "inference_dtype" in plan:
+        lines.append(f"inference dtype: {plan['inference_dtype']} (stored as an option: the weights are not quantised)")
     if plan["folded_gates"]:
         lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
     return lines

@@ -1,11 +1,9 @@
 """Print the gates of a checkpoint, or write its open heads as a mask."""
 
-import json
-
 from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads, warn_unfinished
 from fairseq_headgates.cli.commands.show import ShowOptions
 from fairseq_headgates.cli.output import say
-from fairseq_headgates.files import write_whole
+from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import mask_to_json
 from fairseq_headgates.report.tables import gate_table, open_counts
 
@@ -32,7 +30,7 @@ def run(options: ShowOptions) -> None:
         "gate": heads.gate.layers,
         "heads": open_counts(heads.gate),  # [open, all]
     }
-    say(json.dumps(content) if options.json else as_text(heads))
+    say(to_json(content) if options.json else as_text(heads))
 
 
 def as_text(heads: CheckpointHeads) -> str:

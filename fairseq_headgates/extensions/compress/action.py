@@ -1,7 +1,6 @@
 """Remove heads and feed-forward neurons so that a model has a given size or speed, and repair it."""
 
 import itertools
-import json
 
 from fairseq_headgates.checkpoints.building import warn_unfinished
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
@@ -11,6 +10,8 @@ from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.extensions.compress import drawing
 from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
+from fairseq_headgates.files import to_json
+from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
 
 
 def run(options: CompressOptions) -> str | None:
@@ -50,10 +51,12 @@ def run(options: CompressOptions) -> str | None:
                 refitted={name: value.cpu() for name, value in results[0].values.items()},
                 neurons=results[0].plan.neurons,
             )
-            check_loads(smaller)
+            loaded = check_loads(smaller)
+            if options.inference_dtype == "int8" and too_small_for_int8(loaded):
+                session.warn_once(TOO_SMALL)
             save_checkpoint(smaller, options.out, options.force)
         content = [{**result.results, "signature": str(signature)} for result in results]
         session.plot(options.plot, lambda: drawing.plot(content))
-        session.say(json.dumps(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
+        session.say(to_json(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
         written = options.out and session.writes
         return then_evaluate(options.rest, f"{session.only_path()}:{options.out}") if written else None

@@ -1,6 +1,5 @@
 """Prune a checkpoint, and write it as a CTranslate2 model."""
 
-import json
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fairseq_headgates.cli.choice import chosen_heads
 from fairseq_headgates.extensions.export.command import ConvertOptions
 from fairseq_headgates.extensions.export.ctranslate2 import check_model, check_output, to_ctranslate2
 from fairseq_headgates.extensions.export.dictionaries import load_dictionaries
-from fairseq_headgates.files import read_text
+from fairseq_headgates.files import parse_json, read_text
 from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.heads import HeadId, parse_heads
 from fairseq_headgates.heads.functions import best_head
@@ -23,6 +22,7 @@ from fairseq_headgates.messages import quoted
 def run(options: ConvertOptions) -> None:
     """Run `headgates convert`."""
     refuse_standard_output(options.output)
+    options.keep_inputs(options.output)
     check_output(Path(options.output), options.force)
     state, model = load_model(options.checkpoint, options.trust, options.arch)
     warn_unfinished(state, model)
@@ -37,10 +37,10 @@ def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
     """Return the heads that --alignment-heads names, or the best that is left of those of a functions file."""
     if re.match("[a-z-]+:", text):
         return parse_heads(text, head_counts(model), "--alignment-heads")
+    hint = "give heads, or a file of `headgates functions --out`"
     try:
-        found = json.loads(read_text(text, "the functions", "give heads, or a file of `headgates functions --out`"))
-        return [best_head(found, kept_mask(model))]
-    except (AttributeError, KeyError, TypeError, IndexError, RecursionError, json.JSONDecodeError):
+        return [best_head(parse_json(read_text(text, "the functions", hint), text, hint), kept_mask(model))]
+    except (AttributeError, KeyError, TypeError, IndexError):
         raise ValueError(
             f"{quoted(text)} is not a file of `headgates functions --out` of one checkpoint: give one, or heads"
         ) from None

@@ -3,12 +3,15 @@
 CTranslate2 (https://github.com/OpenNMT/CTranslate2, 4.8) has one number of heads for all layers of the encoder, and one
 for all self- and cross attention of the decoder. The size of a head is independent of the model size (`head_dim` of its
 attention specification). Each stack is padded with zero heads up to its largest attention. A zero head has zeros as
-queries, keys, values and columns of the output projection: it adds exactly 0.
+queries, keys, values and columns of the output projection: it adds exactly 0. A feed-forward block may have any number
+of neurons but 0: one without neurons gets a zero neuron.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +28,7 @@ from fairseq_headgates.attention.features import is_language_model, model_featur
 from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.files.writing import log_written, part_of, replace_folder
 from fairseq_headgates.heads import HeadId
-from fairseq_headgates.messages import quoted
+from fairseq_headgates.messages import first_line, quoted
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerDecoderModelSpec, TransformerSpec
@@ -45,6 +48,8 @@ def to_ctranslate2(
 ) -> None:
     """Write a fairseq transformer, encoder-decoder or language model, as a CTranslate2 model, atomically.
 
+    CTranslate2 loads what is written and translates a word with it before the output has its name.
+
     Args:
         model: a model without gates and fixed heads, e.g. a result of `prune`; it is not changed
         source_dictionary: the source dictionary of the model; for a language model its only one
@@ -57,7 +62,8 @@ def to_ctranslate2(
 
     Raises:
         ValueError: with every reason, if CTranslate2 does not support the model; for an unknown `quantization`; for
-            alignment heads that the model does not have; or if the output cannot be written
+            alignment heads that the model does not have; if the output cannot be written; or if CTranslate2
+            cannot run the converted model
 
     `Translator.translate_batch` of the result searches like fairseq-generate with these options:
 
@@ -80,7 +86,7 @@ def to_ctranslate2(
     check_model(model)
     check_alignment_heads(model, alignment_heads)
     spec = _specification(model, source_dictionary, target_dictionary, quantization, alignment_heads)
-    _write_folder(spec, output)
+    _write_folder(spec, output, source_dictionary[len(source_dictionary) - 1])
     log_written(output_dir)
 
 
@@ -142,7 +148,8 @@ def _specification(
         spec = _translator(model, source, target, specs, alignment_heads)
     spec.validate()
     # In int16, the zeros of a layer without heads get the scale 1024 / 0 and are read back as something / inf = 0.
-    with np.errstate(divide="ignore", invalid="ignore"):
+    # A weight that is too large for float16 becomes infinite: `_check_translates` finds it.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         spec.optimize(quantization=quantization)
     return spec
 
@@ -159,9 +166,9 @@ def _translator(
         layer, aligned = alignment_heads[0].layer, len(alignment_heads)
         _put_first(model.decoder.layers[layer].encoder_attn, [head.head for head in alignment_heads])
     spec = specs.TransformerSpec(
-        specs.TransformerEncoderSpec(**_pad_heads(model.encoder), **_common(model, model.encoder, specs)),
+        specs.TransformerEncoderSpec(**_padded(model.encoder), **_common(model, model.encoder, specs)),
         specs.TransformerDecoderSpec(
-            **_pad_heads(model.decoder),
+            **_padded(model.decoder),
             **_common(model, model.decoder, specs),
             alignment_layer=layer,
             alignment_heads=aligned,
@@ -180,7 +187,7 @@ def _translator(
 def _language_model(model: Any, dictionary: Dictionary, specs: ModuleType) -> TransformerDecoderModelSpec:
     from ctranslate2.converters import fairseq
 
-    options = {**_pad_heads(model.decoder), **_common(model, model.decoder, specs)}
+    options = {**_padded(model.decoder), **_common(model, model.decoder, specs)}
     spec = specs.TransformerDecoderModelSpec(specs.TransformerDecoderSpec(**options, with_encoder_attention=False))
     fairseq.set_transformer_decoder(spec.decoder, model.decoder, with_encoder_attention=False)
     spec.register_vocabulary(_vocabulary(dictionary))
@@ -213,10 +220,11 @@ def _put_first(attention: Any, heads: Sequence[int]) -> None:
     attention.out_proj.weight.copy_(attention.out_proj.weight[:, rows])
 
 
-def _pad_heads(stack: nn.Module) -> dict[str, int]:
-    """Pad every attention of an encoder or decoder with zero heads to the same number, at least 1, in place.
+def _padded(stack: Any) -> dict[str, int]:
+    """Pad every layer of an encoder or decoder with zeros to the same number of heads, and to at least 1 neuron.
 
-    q, k, v [H D, E] get rows of zeros, the output projection [E, H D] columns. Return H and D.
+    q, k, v [H D, E] and `fc1` [F, E] get rows of zeros, the output projection [E, H D] and `fc2` [E, F] columns, in
+    place. Return H and D.
     """
     attentions = [module.attention for module in attention_modules(stack)]
     heads, size = max(1, *(attention.num_heads for attention in attentions)), attentions[0].head_dim
@@ -224,6 +232,10 @@ def _pad_heads(stack: nn.Module) -> dict[str, int]:
         for name, inputs in (("q_proj", attention.embed_dim), ("k_proj", attention.kdim), ("v_proj", attention.vdim)):
             setattr(attention, name, _zero_padded(getattr(attention, name), inputs, heads * size))
         attention.out_proj = _zero_padded(attention.out_proj, heads * size, attention.embed_dim)
+    for layer in stack.layers.children():
+        neurons = max(1, layer.fc1.out_features)
+        layer.fc1 = _zero_padded(layer.fc1, layer.fc1.in_features, neurons)
+        layer.fc2 = _zero_padded(layer.fc2, neurons, layer.fc2.out_features)
     return {"num_heads": heads, "head_dim": size}
 
 
@@ -255,11 +267,41 @@ def check_output(output: Path, force: bool) -> None:
         )
 
 
-def _write_folder(spec: TransformerSpec, output: Path) -> None:
-    """Save to a folder beside `output` and rename it; an old `output` is deleted afterwards."""
+def _write_folder(spec: TransformerSpec | TransformerDecoderModelSpec, output: Path, word: str) -> None:
+    """Save to a folder beside `output`, translate `word` with it and rename it; an old `output` is deleted afterwards.
+
+    Raise ValueError, and leave nothing behind.
+    """
     try:
         with part_of(output, folder=True) as part:
             spec.save(str(part))
+            _check_translates(spec, part, word)
             replace_folder(part, output)
     except OSError as error:
         raise ValueError(f"cannot write {output} ({error.strerror or error}): choose another place") from None
+
+
+def _check_translates(spec: Any, folder: Path, word: str) -> None:
+    """Translate `word`, or continue it, with a CTranslate2 model. Raise ValueError if that is not possible."""
+    import ctranslate2
+
+    level = ctranslate2.get_log_level()
+    ctranslate2.set_log_level(logging.ERROR)  # it warns that CPUs compute float16 in single precision
+    try:
+        if isinstance(spec, ctranslate2.specs.TransformerDecoderModelSpec):
+            (found,) = ctranslate2.Generator(str(folder), intra_threads=1).generate_batch(
+                [[spec.config.bos_token, word]], max_length=5, return_scores=True
+            )
+        else:
+            (found,) = ctranslate2.Translator(str(folder), intra_threads=1).translate_batch(
+                [[word]], max_decoding_length=5, return_scores=True
+            )
+        if not math.isfinite(found.scores[0]):
+            raise ValueError(f"the score of {quoted(word)} is {found.scores[0]}")
+    except Exception as error:  # of any type, from compiled code
+        raise ValueError(
+            f"CTranslate2 {ctranslate2.__version__} cannot run the converted model ({first_line(error)}): "
+            "choose another --quantization or version of CTranslate2"
+        ) from None
+    finally:
+        ctranslate2.set_log_level(level)

@@ -101,7 +101,7 @@ def _add_checkpoint(found: Experiment, path: str, load: Load) -> None:
 
 def _add_result(found: Experiment, path: str, text: str) -> None:
     """Add a JSON file of `headgates`, or of sweep.sh."""
-    content = parse_json(text, path, f"give {KNOWN}", parse_constant=_no_constant)
+    content = parse_json(text, path, f"give {KNOWN}")
     formats = dict.fromkeys(each.format for each in read_records(_Format, content, path, f"give {KNOWN}"))
     name = ", ".join(formats)
     if name == SCORE_FORMAT:
@@ -120,10 +120,6 @@ def _add_result(found: Experiment, path: str, text: str) -> None:
         getattr(found, results).append((path, first if kind is Evaluation else shown))
         label = name.removeprefix("headgates.").partition("/")[0]
         found.inputs.append(Input(path, label, getattr(first, "signature", "")))
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fairseq_headgates.report.panels import Panel
 from results import columns
@@ -19,13 +18,7 @@ NAMES = ("loss", "perplexity", "perplexity_per_word", "tokens", "unknown", "word
 def measured(subset: str, name: str) -> Value:
     """Return the function for what is measured on a subset."""
 
-    def value(row: Row) -> Any:
-        found = getattr(row.evaluation.losses[subset], "mean" if name == "loss" else name)
-        if found is None:
-            raise KeyError(name)
-        return found
-
-    return value
+    return lambda row: getattr(row.evaluation.losses[subset], "mean" if name == "loss" else name)
 
 
 def perplexity(subset: str) -> Column:

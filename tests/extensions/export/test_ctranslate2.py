@@ -17,6 +17,7 @@ from support.models import PAD, VOCABULARY, make_stock
 from fairseq_headgates.attention.cuts import prune, remove_heads
 from fairseq_headgates.attention.hooks import observe
 from fairseq_headgates.attention.modules import attention_modules, head_counts
+from fairseq_headgates.attention.neurons import set_ffn_dims
 from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadId, HeadTable
 
@@ -84,6 +85,14 @@ def zeroed(model, mask):
             torch.tensor(mask[module.attention_type][module.layer]).bool().repeat_interleave(module.attention.head_dim)
         )
         module.attention.out_proj.weight.data[:, ~alive] = 0
+    return model
+
+
+def without_neurons(model, dims):
+    """The model with the columns of all but the first neurons of each feed-forward block set to 0, in place."""
+    for side, numbers in dims.items():
+        for layer, number in zip(getattr(model, side).layers, numbers, strict=True):
+            layer.fc2.weight.data[:, number:] = 0
     return model
 
 
@@ -191,6 +200,20 @@ def test_quantization(quantization, mask, tmp_path):
     assert_same_scores(convert(without_heads(model, mask), tmp_path, quantization), zeroed(model, mask), tolerance)
 
 
+@pytest.mark.parametrize("quantization", [None, "int16", "int8"])
+@pytest.mark.parametrize(
+    "dims",
+    [{"encoder": [64, 0]}, {"encoder": [0, 5], "decoder": [64, 0]}, {"encoder": [0, 0], "decoder": [0, 0]}],
+    ids=["one", "two", "all"],
+)
+def test_feed_forward_blocks_without_neurons(dims, quantization, tmp_path):
+    """Computed as CTranslate2 does by default, in the type of the weights."""
+    model = make_model()
+    convert(set_ffn_dims(copy.deepcopy(model), dims), tmp_path, quantization)
+    translator = ctranslate2.Translator(str(tmp_path / "model"), intra_threads=1)
+    assert_same_scores(translator, without_neurons(model, dims), TOLERANCES[quantization or "float32"])
+
+
 def test_export_leaves_the_model_unchanged(tmp_path):
     model = without_heads(make_model(), SOME)
     before = copy.deepcopy(model.state_dict())
@@ -236,11 +259,18 @@ def test_returned_attention_is_that_of_the_alignment_heads(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"decoder_normalize_before": True, "activation_fn": "gelu"}, {"add_bos_token": True}]
+    ("options", "dims"),
+    [
+        ({}, [64, 64]),
+        ({"decoder_normalize_before": True, "activation_fn": "gelu"}, [5, 0]),
+        ({"add_bos_token": True}, [0, 0]),
+    ],
 )
-def test_a_language_model_becomes_a_generator(options, tmp_path):
+def test_a_language_model_becomes_a_generator(options, dims, tmp_path):
     pruned = prune(make_lm(**options), {"dec-self": [[0, 1, 1, 0], [0, 0, 0, 0]]})
-    to_ctranslate2(pruned, DICTIONARY, DICTIONARY, tmp_path / "model")
+    smaller = set_ffn_dims(copy.deepcopy(pruned), {"decoder": dims})
+    to_ctranslate2(smaller, DICTIONARY, DICTIONARY, tmp_path / "model")
+    pruned = without_neurons(pruned, {"decoder": dims})
     generator = ctranslate2.Generator(str(tmp_path / "model"), compute_type="float32", intra_threads=1)
     first = DICTIONARY.bos() if options.get("add_bos_token") else EOS
     texts = [[first, *text] for text in make_sentences(1)]

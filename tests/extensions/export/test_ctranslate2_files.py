@@ -2,17 +2,19 @@
 
 import errno
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.models.transformer import TransformerEncoderBase
-from support.ctranslate2 import convert, ctranslate2
+from support.ctranslate2 import DICTIONARY, convert, ctranslate2
+from support.language_models import make_lm
 from support.models import make_gated, make_stock
 
 from fairseq_headgates.cli.main import main
-from fairseq_headgates.extensions.export.ctranslate2 import unsupported
+from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2, unsupported
 
 UNSUPPORTED = {
     "the activation function linear": {"activation_fn": "linear"},
@@ -122,6 +124,25 @@ def test_an_interrupted_export_keeps_the_old_model(method, stop, error, message,
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("make", [make_stock, make_lm])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:-100]),  # as of an older CTranslate2
+        lambda file: file.with_name("config.json").write_text('{"decoder_start_token": "none", "bos_token": "none"}'),
+    ],
+)
+def test_a_model_that_ctranslate2_cannot_run_is_not_written(damage, make, tmp_path, monkeypatch):
+    def damaged(spec, folder, save=ctranslate2.specs.ModelSpec.save):
+        save(spec, folder)
+        damage(Path(folder, "model.bin"))
+
+    monkeypatch.setattr(ctranslate2.specs.ModelSpec, "save", damaged)
+    with pytest.raises(ValueError, match="^CTranslate2 .* cannot run the converted model .*: choose another"):
+        to_ctranslate2(make(), DICTIONARY, DICTIONARY, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
 def contents(folder):
     """{path: bytes} of all files; a folder without files counts as well."""
     return {
@@ -142,6 +163,9 @@ def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path
     assert found[0].hypotheses
     assert main(command) == 2
     assert "exists" in capsys.readouterr().err
+    inside = shutil.copy(gated_checkpoint, tmp_path / "model")
+    assert main([command[0], inside, *command[2:], "--force"]) == 2
+    assert "model would replace the checkpoint" in capsys.readouterr().err
     before = (tmp_path / "model" / "model.bin").stat().st_size
     entries = [[{"gate": 1.0, "words": {"alignment": {"rate": 0.1 * head}}} for head in range(4)]] * 2
     for content, code in ((json.dumps({"heads": {"dec-enc": entries}}), 0), ("[]", 2)):

@@ -114,7 +114,7 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
     [
         ({"models": []}, "sweep.json models is an empty list"),
         ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
-        ({"models": [{**SWEEP["models"][1], "BLEU": [1e308, 1e999]}]}, "it holds Infinity"),
+        ({"models": [{**SWEEP["models"][1], "BLEU": [1e308, 1e999]}]}, "it holds 'Infinity'"),
         (
             {"format": "headgates.ablation/1", "signature": "", "mode": "single", "nll_difference": {"enc-self": [[1]]}}
             | {"bleu_difference": {"enc-self 0 100000000": 1}},
