@@ -118,7 +118,7 @@ def checkpoints(options: argparse.Namespace) -> dict[str, Path]:
         if not found[name].exists():
             mask = mask_to_json(random_mask(options.size, share), one_line=True)
             prune = ["prune", trained, found[name], "--alive", mask, "--no-optimizer", *choice]
-            run([sys.executable, "-m", "fairseq_headgates.cli", *prune], options)
+            run([sys.executable, "-m", "fairseq_headgates", *prune], options)
     return found
 
 
