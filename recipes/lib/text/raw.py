@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
     else:
         for path in paths:
             check(path)
-        for one, other in combinations(paths, 2):
-            if cmp(one, other, shallow=False):
+        for first, second in combinations(paths, 2):
+            if cmp(first, second, shallow=False):
                 recipe = os.environ.get("RECIPE", parser.prog)
-                print(f"{recipe}: warning: {one} and {other} are the same: use different text", file=sys.stderr)
+                print(f"{recipe}: warning: {first} and {second} are the same: use different text", file=sys.stderr)
