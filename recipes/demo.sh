@@ -31,8 +31,11 @@ check_out "$out"
 find_devices
 translate=("$recipes/translation.sh" "$out/corpus" "$out" en ru)
 models=${places[0]} # of the first seed
-log=$models/report.log
+log=$models/smaller.log
 
+dry || report_updates "$out" &
+reporting=$!
+trap 'kill "$reporting" 2>/dev/null || true' EXIT
 if dry; then
   translate=("$recipes/translation.sh" --dry-run "${translate[@]:1}")
 elif command -v flock >/dev/null; then
@@ -54,7 +57,10 @@ translated=(--gen-subset test --reference "$out/text/reference.ru" --remove-bpe 
   --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --required-batch-size-multiple 1 --speed)
 
 # smaller FILE COMMAND...: make a file of $smaller with a command of headgates, unless it exists.
-smaller() { stage "$smaller/$1" "$log" headgates "${@:2}"; }
+smaller() {
+  [[ -s $smaller/$1 ]] || say "headgates $2: $smaller/$1"
+  stage "$smaller/$1" "$log" headgates "${@:2}"
+}
 say "making $control smaller without training (log: $log)"
 smaller scores.json score "${measured[@]}" --method confidence,gradient,refit --out "$smaller/scores.json"
 smaller gradient.pt prune "$whole" "$smaller/gradient.pt" "${half[@]}" --method gradient
@@ -66,8 +72,10 @@ smaller evaluation.json evaluate "$out/data-bin" --path "$whole$compared" "${tra
 smaller functions.json functions "${measured[@]}" --conllu "$out/corpus/valid.en.conllu" --out "$smaller/functions.json"
 smaller explanations.json explain "${measured[@]}" --lines 1,2 --out "$smaller/explanations.json"
 smaller attention.json attention "${measured[@]}" --heads 'dec-enc:*' --out "$smaller/attention.json"
+[[ -s $smaller/curve.json ]] || say "headgates compress: $smaller/curve.svg"
 into "$smaller/curve.json" "$(quoted headgates compress "${measured[@]}" --params 0.9,0.8,0.7,0.6,0.5 \
   --plot "$smaller/curve.svg" --force --json)"
 last_table "$smaller/table.txt" python3 "$recipes/lib" results.demo "$smaller/evaluation.json"
 step "writing the report" headgates report "$out/report.html" "${pruned[@]%/*}" "$models"/{baseline,"$control"} \
   "$smaller/compressed.pt" "$smaller"/{evaluation,curve,scores,functions,explanations,attention}.json --force
+dry || echo "next: ${VENV:+source $VENV/bin/activate && }headgates compress $out/data-bin --path $whole --params 0.7 --out small.pt" >&2
