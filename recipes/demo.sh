@@ -20,7 +20,8 @@ updates=()
 [[ -n ${EPOCHS:-} ]] || updates=(UPDATES=260)
 configure OMP_NUM_THREADS=1 RUNS=all=0.5 PRETOKENIZED=1 JOINT=0 BPE=1000 \
   EMBED=64 FFN=128 LAYERS=2 DECODER_LAYERS=1 HEADS=8 DROPOUT=0 MAX_TOKENS=2500 SAVE_EVERY=300 LR=0.015 WARMUP=80 \
-  "${updates[@]}" PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 -- "$@"
+  "${updates[@]}" PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 \
+  TRAIN_FLAGS="--log-interval 10" -- "$@"
 out=${arguments[0]}
 need_plots
 need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
