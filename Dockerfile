@@ -16,7 +16,7 @@ RUN apt-get update \
 WORKDIR /opt/fairseq-headgates
 COPY . .
 ARG TORCH_SPEC=
-ENV EXTRAS=fairseq,recipes,plots
+ENV EXTRAS=fairseq,recipes,plots,ctranslate2
 RUN make setup
 
 FROM ${BASE}
@@ -27,7 +27,7 @@ RUN apt-get update \
  && useradd --create-home --non-unique --uid 1000 headgates
 COPY --from=build --chown=1000:1000 /opt/fairseq-headgates /opt/fairseq-headgates
 # With `docker run --user`, the user may have neither a home nor a name.
-ENV EXTRAS=fairseq,recipes,plots \
+ENV EXTRAS=fairseq,recipes,plots,ctranslate2 \
     HOME=/tmp \
     LOGNAME=headgates \
     PATH=/opt/fairseq-headgates/.venv/bin:${PATH}

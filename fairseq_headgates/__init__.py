@@ -2,8 +2,8 @@
 
 Importing the package calls `register` (this is what ``--user-dir`` does). The names of the public API are imported when
 they are first used, so that a training imports only what it needs. If `headgates_start` was imported before, as the
-command and the recipes do, importing the package registers nothing: fairseq and torch take seconds to import. The
-command then calls `register` where it needs models.
+command and the recipes do, or with `python -m fairseq_headgates`, importing the package registers nothing: fairseq and
+torch take seconds to import. The command then calls `register` where it needs models.
 """
 
 import sys
@@ -73,7 +73,7 @@ def register() -> None:
     allow_stored_objects()
 
 
-if "headgates_start" not in sys.modules:  # the entry point of the command
+if "headgates_start" not in sys.modules and sys.argv[:1] != ["-m"]:  # so it is while `python -m` finds its module
     from fairseq_headgates.compat import unsupported
 
     if problem := unsupported():

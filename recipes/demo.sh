@@ -20,7 +20,8 @@ updates=()
 [[ -n ${EPOCHS:-} ]] || updates=(UPDATES=260)
 configure OMP_NUM_THREADS=1 RUNS=all=0.5 PRETOKENIZED=1 JOINT=0 BPE=1000 \
   EMBED=64 FFN=128 LAYERS=2 DECODER_LAYERS=1 HEADS=8 DROPOUT=0 MAX_TOKENS=2500 SAVE_EVERY=300 LR=0.015 WARMUP=80 \
-  "${updates[@]}" PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 -- "$@"
+  "${updates[@]}" PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 \
+  TRAIN_FLAGS="--log-interval 10" -- "$@"
 out=${arguments[0]}
 need_plots
 need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
@@ -31,8 +32,11 @@ check_out "$out"
 find_devices
 translate=("$recipes/translation.sh" "$out/corpus" "$out" en ru)
 models=${places[0]} # of the first seed
-log=$models/report.log
+log=$models/smaller.log
 
+dry || report_updates "$out" &
+reporting=$!
+trap 'kill "$reporting" 2>/dev/null || true' EXIT
 if dry; then
   translate=("$recipes/translation.sh" --dry-run "${translate[@]:1}")
 elif command -v flock >/dev/null; then
@@ -54,7 +58,10 @@ translated=(--gen-subset test --reference "$out/text/reference.ru" --remove-bpe 
   --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --required-batch-size-multiple 1 --speed)
 
 # smaller FILE COMMAND...: make a file of $smaller with a command of headgates, unless it exists.
-smaller() { stage "$smaller/$1" "$log" headgates "${@:2}"; }
+smaller() {
+  [[ -s $smaller/$1 ]] || say "headgates $2: $smaller/$1"
+  stage "$smaller/$1" "$log" headgates "${@:2}"
+}
 say "making $control smaller without training (log: $log)"
 smaller scores.json score "${measured[@]}" --method confidence,gradient,refit --out "$smaller/scores.json"
 smaller gradient.pt prune "$whole" "$smaller/gradient.pt" "${half[@]}" --method gradient
@@ -66,8 +73,10 @@ smaller evaluation.json evaluate "$out/data-bin" --path "$whole$compared" "${tra
 smaller functions.json functions "${measured[@]}" --conllu "$out/corpus/valid.en.conllu" --out "$smaller/functions.json"
 smaller explanations.json explain "${measured[@]}" --lines 1,2 --out "$smaller/explanations.json"
 smaller attention.json attention "${measured[@]}" --heads 'dec-enc:*' --out "$smaller/attention.json"
+[[ -s $smaller/curve.json ]] || say "headgates compress: $smaller/curve.svg"
 into "$smaller/curve.json" "$(quoted headgates compress "${measured[@]}" --params 0.9,0.8,0.7,0.6,0.5 \
   --plot "$smaller/curve.svg" --force --json)"
 last_table "$smaller/table.txt" python3 "$recipes/lib" results.demo "$smaller/evaluation.json"
 step "writing the report" headgates report "$out/report.html" "${pruned[@]%/*}" "$models"/{baseline,"$control"} \
   "$smaller/compressed.pt" "$smaller"/{evaluation,curve,scores,functions,explanations,attention}.json --force
+dry || echo "next: ${VENV:+source $VENV/bin/activate && }headgates compress $out/data-bin --path $whole --params 0.7 --out small.pt" >&2

@@ -40,7 +40,7 @@ lock_out "$out"
 # --- text: raw -> tokenised -> cleaned -> BPE -> binarised ----------------------------------------------------------
 text=$out/text bin=$out/data-bin
 begin_text
-say "tokenising and encoding the text"
+[[ -d $bin ]] || say "tokenising and encoding the text"
 for split in train valid test; do
   for language in "$src" "$tgt"; do
     by_lines "$raw/$split.$language" "$text/$split.tok.$language" "$(tokenise "$language")$(lowercased)"

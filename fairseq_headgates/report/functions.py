@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.report.tables import TITLES, percent, text_table
 
 GROUPS = ("positional", "syntactic", "rare", "alignment")
+NEAREST = 3  # heads shown of a type without functions
 
 
 def group_of(function: str) -> str:
@@ -30,22 +32,41 @@ def group_counts(result: Mapping[str, Any], attention_type: str) -> dict[str, in
 
 
 def function_table(result: Mapping[str, Any]) -> str:
-    """Format the heads that have a function: one block per attention type, a line for each function."""
+    """Format the heads that have a function: one block per attention type, a line for each function.
+
+    Where no head has one, the lines are those of the nearest heads.
+    """
     blocks = []
     for attention_type in result["heads"]:
         heads = [*open_heads(result, attention_type)]
-        rows = [
-            [f"layer {head.layer} head {head.head}", *_cells(result, attention_type, entry, name)]
-            for head, entry in heads
-            for name in entry["functions"]
-        ]
+        shown = [(head, entry, name) for head, entry in heads for name in entry["functions"]]
         with_function = sum(bool(entry["functions"]) for _, entry in heads)
         title = (
             f"{attention_type} ({TITLES[attention_type]}): {with_function} of {len(heads)} open heads have a function"
         )
+        if heads and not shown:
+            title += "; the nearest:"
+            near = [(*_nearest(result, attention_type, entry), head, entry) for head, entry in heads]
+            shown = [(head, entry, name) for _, name, head, entry in sorted(near, key=itemgetter(0))[:NEAREST]]
+        rows = [
+            [f"layer {head.layer} head {head.head}", *_cells(result, attention_type, entry, name)]
+            for head, entry, name in shown
+        ]
         header = [attention_type, "function", "rate", "interval", "baseline", "count"]
         blocks.append(title + ("\n" + text_table(header, rows) if rows else ""))
     return "\n\n".join([*blocks, *_trees(result)])
+
+
+def _nearest(result: Mapping[str, Any], attention_type: str, entry: Mapping[str, Any]) -> tuple[float, str]:
+    """Return by how much the rate of a head is below the threshold of its nearest function, and the function."""
+    options, found = result["options"], entry["positional"]
+    lacking = [(options["positional"] / 100 - found["rate"], f"positional {found['offset']:+d}")]
+    if "rare" in entry:
+        lacking.append((options["rare"] / 100 - entry["rare"]["rate"], "rare"))
+    for name, of_words in entry.get("words", {}).items():
+        baseline = result["relations"][attention_type][name]["baseline"]
+        lacking.append((baseline + options["margin"] / 100 - of_words["rate"], name))
+    return min(lacking)
 
 
 def _cells(result: Mapping[str, Any], attention_type: str, entry: Mapping[str, Any], name: str) -> list[str]:

@@ -146,6 +146,21 @@ run() {
   attended "$@" >>"$log" 2>&1 || fail "$(basename "$1") failed: $(last_line "$log") (log: $log)"
 }
 
+# report_updates OUT_DIR [SECONDS]: once a minute, print how far every training is, until this process is ended.
+report_updates() {
+  local pause log updates all
+  exec {pause}<> <(:) # nothing is ever written to it
+  while ! read -rt "${2:-60}" -u "$pause" && kill -0 $$ 2>/dev/null; do
+    for log in "$1"/{,seed*/}*/train.log; do
+      [[ -f $log && ! -f ${log%/*}/finished ]] || continue
+      updates=$(grep -oE 'num_updates[= ][0-9]+' "$log" | tail -n 1) || true
+      all=$(grep -oEm 1 "'max_update': [1-9][0-9]*" "$log") || true
+      log=${log%/*} updates=${updates##*[= ]}
+      say "training ${log#"$1/"}: ${updates:-0}${all:+ of ${all##* }} updates"
+    done
+  done
+}
+
 # stage OUTPUT LOG COMMAND...: run a command that makes OUTPUT, unless it exists, in a folder that is made.
 stage() {
   [[ ! -s $1 ]] || return 0

@@ -108,8 +108,8 @@ in_shares() {
   ((jobs > 1)) || return 0
   ((gpus == 0 || jobs <= gpus)) || fail "JOBS=$jobs must be at most $gpus, the number of GPUs: each model is trained on one"
   mkdir -p "$out"
+  say "training models, $jobs at a time (logs: $out/job1.log to job$jobs.log)"
   for ((job = 1; job <= jobs; job++)); do
-    say "job $job of $jobs (log: $out/job$job.log)"
     if [[ -n $shown ]]; then
       (share "$job" "$jobs" "$@") > >(tee -a "$out/job$job.log") 2>>"$out/job$job.log" &
     else
@@ -122,7 +122,7 @@ in_shares() {
     ended "${children[$job]}" && status=0 || status=$?
     if ((status)); then
       why=$(last_line "$out/job$((job + 1)).log")
-      [[ $reasons == *$'\n'$why$'\n'* ]] || echo "${0##*/}: job $((job + 1)): $why" >&2
+      [[ $reasons == *$'\n'$why$'\n'* ]] || echo "${0##*/}: $why (log: $out/job$((job + 1)).log)" >&2
       reasons+=$why$'\n'
     fi
     ((status == 0 || worst == 2)) || worst=$((status == 75 ? 75 : 2))

@@ -163,7 +163,7 @@ exclusively() {
   mkdir -p "$folder"
   exec {lock}>"$folder/.lock"
   flock -n "$lock" || {
-    say "waiting for another share, which works on $(label "$folder")"
+    say "waiting for $(label "$folder"), which another process trains"
     attended flock "$lock"
   }
   "$@"
@@ -216,7 +216,7 @@ all_models() {
     done
   done
   if [[ -n $SHARE ]]; then
-    say "share $SHARE is complete"
+    say "part $SHARE of the models is complete"
     exit
   fi
 }

@@ -76,7 +76,7 @@ def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
     alone, shared = tmp_path / "alone.json", tmp_path / "shared.json"
     on_toy("score", "--method", "gradient,confidence", "--out", alone)
     command = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", 3, "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=localhost:0", "--no-python", sys.executable, "-m", "fairseq_headgates.cli", "score"]
+    command += ["--rdzv-endpoint=localhost:0", "--no-python", sys.executable, "-m", "fairseq_headgates", "score"]
     command += [toy.data, "--path", gated_checkpoint, "--gen-subset", "valid", *READ, "--max-sentences", 15]
     command += ["--method", "gradient,confidence", "--out", shared]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=Path(cli.__file__).parents[2])

@@ -67,6 +67,6 @@ def test_the_build_steps_of_the_dockerfile_succeed(tmp_path):
     assert run("headgates path").strip() == str(root / "fairseq_headgates")
     assert "make demo" in run("make help")
     assert run("make setup") == ""  # it is complete: a container needs no network
-    run("python -c 'import sacremoses, subword_nmt, matplotlib, fairseq.libbleu'")
+    run("python -c 'import sacremoses, subword_nmt, matplotlib, ctranslate2, fairseq.libbleu'")
     installed = run("python -m pip list --format freeze")
     assert "pytest" not in installed and "sphinx" not in installed

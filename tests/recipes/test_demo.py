@@ -5,7 +5,7 @@ import re
 import nbclient
 import nbformat
 import pytest
-from support.recipes import ROOT, refused, run
+from support.recipes import ROOT, refused, run, shell
 
 NOTEBOOK = ROOT / "notebooks" / "tour.ipynb"
 
@@ -18,9 +18,23 @@ def test_the_demo(tmp_path, monkeypatch):
     trains_gates(result.stdout)
     makes_models_smaller(result.stdout)
     assert f"written: {out}/report.html" in result.stderr.splitlines()
+    assert result.stderr.splitlines()[-1].startswith("next: headgates compress ")
     has_a_report(out)
     execute(NOTEBOOK, out, monkeypatch)
     resumes(out, result.stdout)
+
+
+def test_a_line_for_every_unfinished_training(tmp_path):
+    """Of the second whole round: at its end `head` closes the pipe."""
+    steps = "num_updates=50, lr=0.1\nnum_updates 78 | lr 0.1\nsaved\n"
+    logs = {"a b": f"'max_update': 260,\n{steps}", "c": f"'max_update': 0, {steps}", "seed2/d": "starts", "e": steps}
+    for name, text in logs.items():
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "train.log").write_text(text)
+    (tmp_path / "e" / "finished").touch()
+    lines = shell(f"report_updates '{tmp_path}' 0.01 | head -n 6").stdout.splitlines()
+    expected = ["training a b: 78 of 260 updates", "training c: 78 updates", "training seed2/d: 0 updates"]
+    assert [line.partition("  ")[2] for line in lines] == 2 * expected
 
 
 def trains_gates(printed):

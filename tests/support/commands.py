@@ -136,7 +136,7 @@ def run_program(folder: Path, program: str, *arguments: object, stdin: str = "",
     script = Path(sys.executable).with_name(program)
     command, environment = [str(script)], {**os.environ, "OMP_NUM_THREADS": "1"}
     if not script.exists():  # `headgates` in a checkout that is not installed
-        command = [sys.executable, "-m", "fairseq_headgates.cli"]
+        command = [sys.executable, "-m", "fairseq_headgates"]
         environment["PYTHONPATH"] = str(USER_DIR.parent)
     command += map(str, arguments)
     done = subprocess.run(

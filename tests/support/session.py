@@ -225,7 +225,8 @@ def raw(tmp_path):
     """Raw text of three pairs for every split."""
     folder = tmp_path / "raw"
     folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.en").write_text("one two\ntwo one\none one\n")
-        (folder / f"{split}.de").write_text("eins zwei\nzwei eins\neins eins\n")
+    pairs = [("one two\n", "eins zwei\n"), ("two one\n", "zwei eins\n"), ("one one\n", "eins eins\n")]
+    for first, split in enumerate(("train", "valid", "test")):  # the same in another order
+        for language, lines in zip(("en", "de"), zip(*pairs[first:], *pairs[:first], strict=True), strict=True):
+            (folder / f"{split}.{language}").write_text("".join(lines))
     return folder

@@ -46,7 +46,7 @@ class CompressOptions(FirstSentences, Output):
         default=[],
         within=BUDGET,
         help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000; 1 is one, 1.0 all). "
-        "Embeddings count, shared ones once. Without --out, several can be measured",
+        "Embeddings count, shared ones once, closed heads do not. Without --out, several can be measured",
     )
     speedup: list[float] = option(
         metavar="S[,S...]",

@@ -2,8 +2,9 @@
 
     python3 recipes/lib text.raw RAW_DIR RECORD [NAME ...] [--files FILE ...] [--begin]
 
-Each file RAW_DIR/NAME or RAW_DIR/NAME.gz must exist, be UTF-8 and have text. RECORD has the sizes and SHA-256 of these
-and of the FILEs (a checkpoint, its BPE codes and dictionaries): if it exists, they must be the same.
+Each file RAW_DIR/NAME or RAW_DIR/NAME.gz must exist, be UTF-8 and have text; a warning names two that are the same.
+RECORD has the sizes and SHA-256 of these and of the FILEs (a checkpoint, its BPE codes and dictionaries): if it exists,
+they must be the same.
 --begin writes RECORD.begun, which becomes RECORD when the text is made. If it exists with other files, the folder of
 RECORD, the unfinished text of these, is removed first.
 """
@@ -11,7 +12,11 @@ RECORD, the unfinished text of these, is removed first.
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
+import sys
+from filecmp import cmp
+from itertools import combinations
 from pathlib import Path
 
 from commands import ArgumentParser, Refused
@@ -87,3 +92,7 @@ def main(argv: list[str]) -> None:
     else:
         for path in paths:
             check(path)
+        for first, second in combinations(paths, 2):
+            if cmp(first, second, shallow=False):
+                recipe = os.environ.get("RECIPE", parser.prog)
+                print(f"{recipe}: warning: {first} and {second} are the same: use different text", file=sys.stderr)

@@ -23,6 +23,7 @@ from fairseq_headgates.extensions.functions.results import functions_of, kept_fu
 from fairseq_headgates.extensions.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
+from fairseq_headgates.report.functions import function_table
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):
@@ -52,6 +53,39 @@ def test_a_relation_needs_the_margin_and_the_interval():
         counts = fake_counts(number, hits)
         result = functions_of(counts, FunctionOptions(margin=10), {"enc-self": torch.ones(1, 1)})
         assert result["heads"]["enc-self"][0][0]["functions"] == expected
+
+
+def test_where_no_head_has_a_function_the_nearest_ones_are_shown():
+    """Head 0 lacks 0.4 to `rare`, 1 0.1 to `nsubj` (0.55 and the margin), 2 0.2 to `positional`, 3 0.5, 4 is closed."""
+    heads = [
+        {
+            "gate": float(gate),
+            "functions": [],
+            "positional": {"offset": -1, "rate": positional, "count": 9},
+            "rare": {"rate": rare, "low": 0, "high": 1, "count": 8},
+            "words": {"nsubj to governor": {"rate": nsubj, "low": 0, "high": 1, "count": 7}},
+        }
+        for positional, rare, nsubj, gate in (
+            (0.3, 0.1, 0.1, 1),
+            (0.6, 0.0, 0.55, 1),
+            (0.7, 0.0, 0.4, 1),
+            (0.4, 0, 0, 1),
+            (0.8, 0, 0, 0),
+        )
+    ]
+    relations = {"enc-self": {"nsubj to governor": {"count": 7, "offset": 1, "baseline": 0.55}}}
+    thresholds = {"positional": 90, "margin": 10, "rare": 50}
+    result = {"heads": {"enc-self": [heads]}, "relations": relations, "options": thresholds, "trees": {}}
+    title, _, _, *lines = function_table(result).splitlines()
+    assert title == "enc-self (encoder self-attention): 0 of 4 open heads have a function; the nearest:"
+    assert [line.split() for line in lines] == [
+        ["layer", "0", "head", "1", "nsubj", "to", "governor", "55.0%", "0.0%..100.0%", "55.0%", "7"],
+        ["layer", "0", "head", "2", "positional", "-1", "70.0%", "9"],
+        ["layer", "0", "head", "0", "rare", "10.0%", "0.0%..100.0%", "8"],
+    ]
+    heads[3]["functions"] = ["positional -1"]
+    title, _, _, *lines = function_table(result).splitlines()
+    assert title.endswith(": 1 of 4 open heads have a function") and len(lines) == 1
 
 
 def test_a_head_on_the_previous_token_is_positional_in_short_sentences():

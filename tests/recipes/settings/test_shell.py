@@ -22,7 +22,7 @@ INNER |= {"wmt_en_ru.sh": "translation.sh", "opensubtitles_en_ru.sh": "translati
 INNER |= {"wikitext103.sh": "language_model.sh", "mnli.sh": "classification.sh"}
 PLANNED = {"RUNS", "SCRATCH", "ITERATIONS", "SPARSITY_METHOD", "TYPES", "LAMBDAS", "TARGETS", "METHODS"}
 # Variables of the system and of other programs.
-OTHERS = "PATH PWD CUDA_VISIBLE_DEVICES BASH_SOURCE MALLOC_ TORCH_ SLURM_ SRUN_ RECIPE NPROC PET_ OMP_NUM_THREADS"
+OTHERS = "PATH PWD VENV CUDA_VISIBLE_DEVICES BASH_SOURCE MALLOC_ TORCH_ SLURM_ SRUN_ RECIPE NPROC PET_ OMP_NUM_THREADS"
 
 
 FUNCTION = r"^(\w+)\(\) \{(?: (.*)\}|\n((?:.*\n)*?)\})$"

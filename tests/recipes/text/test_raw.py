@@ -66,6 +66,15 @@ def test_text_that_cannot_be_used_is_refused(name, content, words, folder, tmp_p
     refuses("text.raw", folder, tmp_path / "raw.txt", *NAMES, words=[str(folder), *words])
 
 
+def test_files_that_are_the_same_are_named(folder, tmp_path, capsys):
+    command = ["text.raw", folder, tmp_path / "raw.txt", *NAMES, "test.en"]
+    for content, warnings in (("b\n\n", 0), ("a\n\n", 1)):  # of the same size
+        (folder / "test.en").write_text(content)
+        assert call(*command) == 0
+        said = capsys.readouterr().err
+        assert said.count(f"warning: {folder / 'train.en'} and {folder / 'test.en'} are the same") == warnings, said
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_byte_order_marks_and_line_ends_of_other_systems_are_removed(packed, tmp_path):
     """The shell function that reads references and the text of language models."""
