@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from torch import nn
@@ -70,7 +70,7 @@ class Work:
     def speedup(self, whole: nn.Module, model: nn.Module) -> float:
         """Return how many times as fast as `whole` a model is."""
         before, after = speeds([self.prepared(each)[1] for each in (whole, model)], self.device, ROUNDS)
-        return after / before
+        return median(after.relative_to(before).rounds)
 
     def times(
         self, model: nn.Module, units: Sequence[Units], progress: Progress = iter
