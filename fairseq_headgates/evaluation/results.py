@@ -83,10 +83,17 @@ class Loss:
 
 @dataclass(frozen=True)
 class Speed:
-    """How many words are translated, tokens or sentences are predicted per second."""
+    """How many words are translated, tokens or sentences are predicted per second.
+
+    Attributes:
+        unit: "words", "tokens" or "sentences"
+        per_second: in the fastest round
+        interval: in the slowest and in the fastest round; None if there was one round
+    """
 
     unit: str
     per_second: float
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -22,22 +23,38 @@ def run_once(model: nn.Module, corpus: Corpus, metric: Metric | None) -> int:
     return sum(len(text.split()) for text in found) if metric.name == "bleu" else len(found)
 
 
-def speeds(systems: Sequence[Callable[[], int]], device: torch.device, rounds: int) -> list[float]:
-    """Measure how many units each system does per second, in the fastest of its rounds; it returns their number.
+@dataclass(frozen=True)
+class Rates:
+    """How many units a system does per second in each round, or how many times as many as another system."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The rates in the slowest and in the fastest round."""
+        return min(self.rounds), max(self.rounds)
+
+    def relative_to(self, other: Rates) -> Rates:
+        """Return the rates divided by those of another system in the same rounds."""
+        return Rates(tuple(mine / others for mine, others in zip(self.rounds, other.rounds, strict=True)))
+
+
+def speeds(systems: Sequence[Callable[[], int]], device: torch.device, rounds: int) -> list[Rates]:
+    """Measure how many units each system does per second; it returns their number.
 
     The systems take turns, so that other work on the machine concerns all of them. The first round, in which memory is
     allocated, does not count. On a CPU with one thread processor time is measured, which other work does not change.
     """
     clock = clock_of(device)
-    fastest = [0.0] * len(systems)
+    found: list[list[float]] = [[] for _ in systems]
     for turn in range(rounds + 1):
         for number, system in enumerate(systems):
             begun = clock()
             units = system()
             seconds = clock() - begun
             if turn:
-                fastest[number] = max(fastest[number], units / max(seconds, 1e-9))
-    return fastest
+                found[number].append(units / max(seconds, 1e-9))
+    return [Rates(tuple(rounds)) for rounds in found]
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairseq_headgates.report.tables import p_value_text, rounded, text_table
+from fairseq_headgates.report.tables import p_value_text, rounded, text_table, with_interval
 
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any]]) -> str:
@@ -22,20 +22,15 @@ def cells_of(evaluation: Mapping[str, Any]) -> dict[str, str]:
     kept, total = evaluation["heads"]["total"]
     cells = {"heads": f"{kept}/{total}", "parameters": f"{evaluation['parameters']:,}"}
     for subset, loss in evaluation["losses"].items():
-        cells[f"{subset} bits/{loss['unit']}"] = _with_interval(loss["mean"], loss["interval"], 4)
+        cells[f"{subset} bits/{loss['unit']}"] = with_interval(loss["mean"], loss["interval"], ".4f")
         for key, title in (("perplexity", "perplexity"), ("perplexity_per_word", "per word")):
             if key in loss:
                 cells[f"{subset} {title}"] = f"{loss[key]:.2f}"
     for name, score in evaluation["scores"].items():
-        cells[name] = _with_interval(score["score"], score["interval"], 2)
+        cells[name] = with_interval(score["score"], score["interval"], ".2f")
     if speed := evaluation["speed"]:
-        cells[f"{speed['unit']}/s"] = f"{speed['per_second']:,.0f}"
+        cells[f"{speed['unit']}/s"] = with_interval(speed["per_second"], speed.get("interval"), ",.0f")
     return cells
-
-
-def _with_interval(value: float, interval: Sequence[float], digits: int) -> str:
-    low, high = interval
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def difference_table(pairs: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:

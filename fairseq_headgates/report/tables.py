@@ -63,6 +63,11 @@ def rounded(value: float, form: str) -> str:
     return format(0.0, form) if is_zero else text
 
 
+def with_interval(value: float, interval: Sequence[float] | None, form: str) -> str:
+    """Format a number and its interval, if there is one, with a format specification such as ".2f"."""
+    return format(value, form) + (f" [{interval[0]:{form}}, {interval[1]:{form}}]" if interval else "")
+
+
 def score_table(scores: HeadTable) -> str:
     """Format scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
     blocks = []

@@ -14,7 +14,7 @@ from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, USER_DIR
 
 from fairseq_headgates.evaluation.results import read_evaluations
-from fairseq_headgates.evaluation.speed import speeds
+from fairseq_headgates.evaluation.speed import Rates, speeds
 from fairseq_headgates.evaluation.statistics import mcnemar, paired_bootstrap
 
 PLUGIN = ["--user-dir", USER_DIR]  # with it fairseq-train runs in this process
@@ -206,10 +206,10 @@ def test_the_accuracy_of_classifiers_is_counted(evaluated, run, train_roberta, t
 
 
 @pytest.mark.parametrize(("threads", "clock"), [(1, "process_time"), (2, "perf_counter")])
-def test_speed_is_that_of_the_fastest_round_after_the_first(threads, clock, monkeypatch):
+def test_speeds_are_those_of_the_rounds_after_the_first(threads, clock, monkeypatch):
     """Systems take turns; the seconds of their rounds are pretended."""
-    now, order = [0.0], []
-    seconds = {"a": iter([0.1, 4, 2]), "b": iter([0.1, 1, 5])}
+    now, order = [0], []
+    seconds = {"a": iter([9, 4, 2]), "b": iter([9, 1, 5])}
 
     def system(name):
         order.append(name)
@@ -219,7 +219,16 @@ def test_speed_is_that_of_the_fastest_round_after_the_first(threads, clock, monk
     monkeypatch.setattr(f"time.{clock}", lambda: now[0])
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     systems = [lambda name=name: system(name) for name in seconds]
-    assert speeds(systems, torch.device("cpu"), 2) == [5, 10] and order == ["a", "b"] * 3
+    a, b = speeds(systems, torch.device("cpu"), 2)
+    assert (a, b) == (Rates((2.5, 5)), Rates((10, 2))) and order == ["a", "b"] * 3
+    assert b.interval == (2, 10) and b.relative_to(a) == Rates((4, 0.4))
+
+
+def test_a_speed_has_the_interval_of_its_rounds(on_toy, monkeypatch):
+    measured = lambda systems, device, rounds: [Rates((900.0, 1234.0, 1000.0)[:rounds])]  # noqa: E731
+    monkeypatch.setattr("fairseq_headgates.cli.actions.evaluate.speeds", measured)
+    table = {rounds: on_toy("evaluate", "--speed", rounds, *SEARCH) for rounds in (1, 3)}
+    assert " 900\n" in table[1] and " 1,234 [900, 1,234]\n" in table[3]
 
 
 # --- wrong options ---------------------------------------------------------------------------------------------------

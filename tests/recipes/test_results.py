@@ -410,11 +410,11 @@ def test_the_demo_prints_what_each_model_costs_and_saves(tmp_path, capsys):
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert commands.run("results.demo", str(tmp_path / "found.json")) == 0
     before, after, p = by_sacrebleu(texts["baseline+"], texts["all"])[0]["BLEU"]
-    cost = ["11/18", "0.75M", f"{after:.2f}", f"{after - before:+.2f}", f"{p:.3f}", "1,500"]
+    cost = ["11/18", "0.75M", f"{after:.2f}", f"{after - before:+.2f}", f"{p:.3f}", "1,500", "[750,", "1,500]"]
     header, _, whole, pruned, refitted, legend = capsys.readouterr().out.splitlines()
     assert header.split() == ["model", "heads", "params", "BLEU", "diff", "p", "words/s"]
-    assert whole.split()[-6:] == ["18/18", "1.00M", f"{before:.2f}", "-", "-", "1,000"]
+    assert whole.split()[-8:] == ["18/18", "1.00M", f"{before:.2f}", "-", "-", "1,000", "[500,", "1,000]"]
     assert pruned.split() == [found[1]["checkpoint"], *cost]
     assert refitted.startswith("smaller/refit.pt: half of the heads, by refit scores, refitted ")
-    assert refitted.split()[-6:] == cost
-    assert legend == f"diff, p: BLEU against {found[0]['checkpoint']}, paired bootstrap"
+    assert refitted.split()[-8:] == cost
+    assert legend.startswith(f"diff, p: BLEU against {found[0]['checkpoint']}, paired bootstrap; words/s: fastest ")

@@ -57,7 +57,8 @@ def translator(
         score = each.corpus_score(texts[1], [texts[0]]).score if bleu is None else bleu
         each.corpus_score(texts[1], [texts[0]])  # for the signature
         scores[name] = Score(score, (0, 100), str(each.get_signature()))
-    others |= {"references": texts[0], "predictions": texts[1], "speed": speed and Speed("words", speed)}
+    measured = speed and Speed("words", speed, (speed / 2, speed))
+    others |= {"references": texts[0], "predictions": texts[1], "speed": measured}
     write(folder, dict(zip(TYPES, kept, strict=True)), losses={"valid": loss(nll)}, scores=scores, **others)
 
 

@@ -37,8 +37,9 @@ def run(options: EvaluateOptions) -> None:
         if options.speed:
             unit = {"bleu": "words", "accuracy": "sentences"}.get(evaluator.metric, "tokens")
             measured = speeds(evaluator.systems, device_of(session.fairseq), options.speed)
-            pairs = zip(evaluations, measured, strict=True)
-            evaluations = [replace(evaluation, speed=Speed(unit, speed)) for evaluation, speed in pairs]
+            intervals = [rates.interval for rates in measured]
+            found = [Speed(unit, fast, (slow, fast) if options.speed > 1 else None) for slow, fast in intervals]
+            evaluations = [replace(each, speed=speed) for each, speed in zip(evaluations, found, strict=True)]
         differences = pairwise(evaluations)  # before files are written, because it can fail
         objects = [evaluation.as_json() for evaluation in evaluations]
         content = to_json(objects[0] if len(objects) == 1 else objects)

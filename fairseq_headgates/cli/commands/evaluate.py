@@ -58,10 +58,10 @@ class EvaluateOptions(FirstSentences, Output):
         metavar="ROUNDS",
         type=partial(counted, rule="a number of rounds: give 1 or more, or no number"),
         nargs="?",
-        const=2,
+        const=4,
         help="also measure words translated, sentences classified, or tokens of a language model per second on "
         "--gen-subset: all checkpoints in turn, ROUNDS times (default: %(const)s) after a round that does not count; "
-        "the fastest counts. Processor time on a CPU with one thread",
+        "the fastest counts, brackets are the slowest and the fastest. Processor time on a CPU with one thread",
     )
     inference_dtype: str | None = inference_dtype()
     out: str | None = option(

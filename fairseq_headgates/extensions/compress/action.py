@@ -12,6 +12,9 @@ from fairseq_headgates.extensions.compress.command import CompressOptions
 from fairseq_headgates.extensions.compress.model import Compressor, OutOfReach
 from fairseq_headgates.files import to_json
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
+from fairseq_headgates.report.tables import with_interval
+
+WITHIN = 0.05  # of the speed that is asked for, relative
 
 
 def run(options: CompressOptions) -> str | None:
@@ -58,5 +61,15 @@ def run(options: CompressOptions) -> str | None:
         content = [{**result.results, "signature": str(signature)} for result in results]
         session.plot(options.plot, lambda: drawing.plot(content))
         session.say(to_json(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
+        missed = [
+            f"{with_interval(found['speedup'], found['speedup_interval'], '.2f')} instead of {speed:g}"
+            for speed, found in zip(options.speedup, content, strict=False)
+            if speed > 1 and abs(found["speedup"] / speed - 1) > WITHIN
+        ]
+        if missed:
+            raise ValueError(
+                f"--speedup is missed by more than {WITHIN:.0%}, {' and '.join(missed)}: repeat the command when the "
+                "machine is less busy, or ask for another speed"
+            )
         written = options.out and session.writes
         return then_evaluate(options.rest, f"{session.only_path()}:{options.out}") if written else None

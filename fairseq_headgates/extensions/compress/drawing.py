@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.report.panels import compression_panels, row_of
-from fairseq_headgates.report.tables import METRICS, removal_table, rounded, text_table
+from fairseq_headgates.report.tables import METRICS, removal_table, rounded, text_table, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,5 +47,5 @@ def _costs(found: Sequence[Mapping[str, Any]]) -> str:
         row = [" and ".join(each["units"]), f"{after:,}", f"{after / before:.1%}", f"{loss_after:.4f}"]
         row += [rounded(loss_after - loss, "+.4f"), rounded(each["estimate"], "+.4f")]
         row += [f"{each[name][1]:.2f}" for name in metrics]
-        rows.append(row + ([f"{each['speedup']:.2f}"] if timed else []))
+        rows.append(row + ([with_interval(each["speedup"], each["speedup_interval"], ".2f")] if timed else []))
     return text_table(header, rows)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.blocks import blocks_of
+from fairseq_headgates.analysis.blocks import Block, blocks_of
 from fairseq_headgates.analysis.options import UNITS, Progress
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import kept_mask, prune
@@ -20,10 +21,24 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.metrics import Metric
-from fairseq_headgates.extensions.compress.plan import Plan, Units, parameters_saved, plan_of, units_of
+from fairseq_headgates.evaluation.speed import Rates
+from fairseq_headgates.extensions.compress.plan import (
+    Plan,
+    Units,
+    kind_of,
+    parameters_saved,
+    plan_of,
+    plan_without,
+    plan_without_blocks,
+    removable,
+    units_of,
+)
 from fairseq_headgates.extensions.compress.timing import Work
+from fairseq_headgates.report.tables import with_interval
 
-TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected once
+TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected
+CORRECTIONS = 3  # of a plan, at most
+STEP = 1.5  # by which a correction changes the time to be saved, at most
 
 
 class OutOfReach(ValueError):
@@ -101,10 +116,16 @@ class Compressor:
         self.kinds, self.progress, self.timed, self.metric = tuple(kinds), progress, timed, metric
         self.parameters = number_of_parameters(self.whole)
         refuse_shared(self.whole, [block.linear for block in blocks_of(self.whole)])
+        self.fastest: dict[tuple[str, ...], Rates] = {}  # the speed without any units of some kinds
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks whose units can be removed."""
+        return removable(self.whole, self.kinds)
 
     @cached_property
     def units(self) -> list[Units]:
-        """The units that can be removed, and what it costs."""
+        """The units of these blocks, and what it costs to remove them."""
         return units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
 
     @cached_property
@@ -126,7 +147,7 @@ class Compressor:
 
     @cached_property
     def times(self) -> tuple[float, list[dict[int, float]]]:
-        """The seconds of the whole model, and those that are saved without units of each block."""
+        """How many times as long the same work takes at times, and the share that is saved without units of blocks."""
         assert self.work
         return self.work.times(self.whole, self.units, self.progress("times"))
 
@@ -150,6 +171,7 @@ class Compressor:
         models = (self.whole, small)
         measured = zip(self.measures.items(), self._measures_of(small).values(), strict=True)
         pairs = {name: [before, after] for (name, before), after in measured}
+        speed = self.work.speedups(*models)[0] if self.work else None
         results = {
             "format": "headgates.compressed/1",
             "units": list(kinds),
@@ -159,7 +181,8 @@ class Compressor:
             "loss": pairs.pop("loss"),
             "unit": self.fit.objective.unit,
             "estimate": plan.cost,
-            "speedup": self.work.speedup(*models) if self.work else None,
+            "speedup": median(speed.rounds) if speed else None,
+            "speedup_interval": list(speed.interval) if speed else None,
             **pairs,
         }
         return Compressed(small, plan, values, results)
@@ -177,18 +200,57 @@ class Compressor:
 
     def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
         assert self.work and speedup
-        total, of_blocks = self.times
+        if speedup == 1:
+            return plan_without(self.whole, (), ())
+        reachable = self._reachable(speedup, kinds)  # before the costs of units, which take longer
         units = [each for each in self.units if each.kind in kinds]
-        saved = [seconds for each, seconds in zip(self.units, of_blocks, strict=True) if each.kind in kinds]
-        most = sum(max(seconds.values()) for seconds in saved)
-        if not 1 <= speedup <= total / (total - most):
+        spread, of_blocks = self.times
+        _check_agreement(spread, speedup)
+        saved = [shares for each, shares in zip(self.units, of_blocks, strict=True) if each.kind in kinds]
+        most, saving = sum(max(shares.values()) for shares in saved), 1 - 1 / speedup
+        least = most * saving / (1 - 1 / reachable)  # time is saved outside of the blocks, too
+        plan = plan_of(self.whole, units, saved, least)
+        (rates,) = self._speedups(plan)
+        for _ in range(CORRECTIONS):
+            if _distance(rates, speedup) <= TOLERANCE:
+                break
+            factor = saving / max(1 - 1 / median(rates.rounds), saving / STEP)
+            corrected = min(least * max(factor, 1 / STEP), most)
+            other = plan_of(self.whole, units, saved, corrected)
+            if other == plan:
+                break
+            # Both are measured, because the first measurement may be wrong, not the plan.
+            both = zip((plan, other), (least, corrected), self._speedups(plan, other), strict=True)
+            plan, least, rates = min(both, key=lambda each: _distance(each[-1], speedup))
+        return plan
+
+    def _reachable(self, speedup: float, kinds: tuple[str, ...]) -> float:
+        """Return the speed without any units of some kinds. Raise OutOfReach if it is lower than `speedup`."""
+        if kinds not in self.fastest:
+            blocks = [block for block in self.blocks if kind_of(block) in kinds]
+            self.fastest[kinds] = self._speedups(plan_without_blocks(self.whole, blocks))[0]
+        fastest = self.fastest[kinds]
+        _check_agreement(fastest.interval[1] / fastest.interval[0], speedup)
+        if speedup > (reachable := median(fastest.rounds)):
             raise OutOfReach(
-                f"--speedup is {speedup:g}: it must be from 1 to {total / (total - most):.2f}, the estimate without "
-                f"any {' and '.join(kinds)}"
+                f"--speedup is {speedup:g}: at most {with_interval(reachable, fastest.interval, '.2f')}, the speed "
+                f"without any {' and '.join(kinds)}: embeddings, search and what else is left take this time"
             )
-        seconds = total / speedup
-        plan = plan_of(self.whole, units, saved, total - seconds)
-        measured = self.work.speedup(self.whole, prune(self.whole, plan.mask, plan.neurons))
-        if abs(measured / speedup - 1) <= TOLERANCE:
-            return plan
-        return plan_of(self.whole, units, saved, min(max(0.0, total - seconds * measured / speedup), most))
+        return reachable
+
+    def _speedups(self, *plans: Plan) -> list[Rates]:
+        assert self.work
+        return self.work.speedups(self.whole, *(prune(self.whole, plan.mask, plan.neurons) for plan in plans))
+
+
+def _distance(rates: Rates, speedup: float) -> float:
+    return abs(median(rates.rounds) / speedup - 1)
+
+
+def _check_agreement(ratio: float, speedup: float) -> None:
+    """Raise ValueError if measurements of the same work differ by more than the speed that is asked for."""
+    if ratio > speedup:
+        raise ValueError(
+            f"timings vary by {ratio - 1:.0%}, --speedup is {speedup:g}: the machine is busy, repeat the command when "
+            "it is not; on a CPU, OMP_NUM_THREADS=1 measures processor time, which varies less"
+        )

@@ -71,16 +71,16 @@ def units_of(
         sampled: see `moments`
         progress: wraps the iterable of batches
     """
-    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
-    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
-    _check(model, blocks)
+    blocks = removable(model, units)
     found = moments(model, corpus, blocks, sampled, progress)
     targets = targets_of(corpus)
     return [_units(model, block, found[block.linear], targets) for block in blocks]
 
 
-def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Raise ValueError for feed-forward blocks whose neurons cannot be removed."""
+def removable(model: nn.Module, units: Collection[str]) -> list[Block]:
+    """Return the blocks with such units. Raise ValueError for feed-forward blocks whose neurons cannot be removed."""
+    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
+    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
     layers: list[Any] = [model.get_submodule(block.layer) for block in blocks if not block.is_attention]
     reasons = {
         "a LayerNorm between the linear layers (--scale-fc)": any(
@@ -92,6 +92,7 @@ def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
     }
     if found := " and ".join(reason for reason, applies in reasons.items() if applies):
         raise ValueError(f"neurons cannot be removed from feed-forward blocks with {found}: pass --units heads")
+    return blocks
 
 
 def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Units:
@@ -124,7 +125,7 @@ def plan_of(model: nn.Module, units: Sequence[Units], savings: Sequence[Mapping[
     Args:
         model: the model that `units` are of
         units: the units of its blocks
-        savings: what is saved without some units of each block, {number of removed units: parameters or seconds}
+        savings: what is saved without some units of each block, {number of removed units: parameters or time}
         least: what must be saved, at most what all savings together are
     """
     step = max(least / STEPS, 1e-12)
@@ -151,3 +152,9 @@ def plan_without(model: nn.Module, units: Sequence[Units], numbers: Sequence[int
     }
     cost = sum(each.curve.costs[number] for each, number in zip(units, numbers, strict=True))
     return Plan(module_table(model, rows).map(lambda left: int(left > 0), "alive"), neurons, cost)
+
+
+def plan_without_blocks(model: nn.Module, blocks: Sequence[Block]) -> Plan:
+    """Return the plan that removes all units of some blocks, at an unknown cost."""
+    units = [Units(block, kind_of(block), 0, Curve((0,), (0.0, math.nan)), 1) for block in blocks]  # one unit each
+    return plan_without(model, units, [1] * len(units))

@@ -1,4 +1,4 @@
-"""The time of a model at work on this machine, and of each of its blocks with every number of units.
+"""The speed of a model at work on this machine, and the time of each of its blocks with every number of units.
 
 The work is a sample of batches: translations, predictions of a classifier, or losses. All translations have the same
 number of tokens, so that all models take the same number of steps.
@@ -7,12 +7,13 @@ number of tokens, so that all models take the same number of steps.
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from torch import nn
@@ -21,12 +22,12 @@ from fairseq_headgates.analysis.options import Progress
 from fairseq_headgates.attention.cuts import prune
 from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.metrics import Bleu, metric_of
-from fairseq_headgates.evaluation.speed import clock_of, run_once, speeds
+from fairseq_headgates.evaluation.speed import Rates, clock_of, run_once, speeds
 from fairseq_headgates.extensions.compress.plan import Units, plan_without
 
 LEVELS = 16  # steps from all units of a block to none, all of them measured
-PASSES = 2  # measurements of every step, the fastest counts
-SECONDS = 0.5  # of processor time that the work takes, at least
+PASSES = 3  # measurements of every step, in turns with the whole model
+SECONDS = 0.5  # that the work takes at least; it is repeated if there are not enough batches
 ROUNDS = 5  # of a comparison
 
 
@@ -41,11 +42,14 @@ class Work:
     def __init__(self, model: nn.Module, corpus: Corpus):
         self.device = next(model.parameters()).device
         self.clock = clock_of(self.device)
+        self.repeats = 1
         corpus = _of_equal_length(corpus)
         self._take(model, corpus, 1)
         run = self.prepared(model)[1]
         seconds = min(self._seconds(run) for _ in range(2))
-        self._take(model, corpus, min(len(corpus.batches), 1 + int(SECONDS / max(seconds, 1e-9))))
+        number = max(1, math.ceil(SECONDS / max(seconds, 1e-9)))
+        self._take(model, corpus, min(len(corpus.batches), number))
+        self.repeats = math.ceil(number / len(self.corpus.batches))
 
     def _take(self, model: nn.Module, corpus: Corpus, number: int) -> None:
         """Take so many batches of a corpus, evenly."""
@@ -62,20 +66,21 @@ class Work:
             ready.make_generation_fast_()
 
         def run() -> int:
-            run_once(ready, self.corpus, self.metric)
+            for _ in range(self.repeats):
+                run_once(ready, self.corpus, self.metric)
             return 1  # whatever the predictions are
 
         return ready, run
 
-    def speedup(self, whole: nn.Module, model: nn.Module) -> float:
-        """Return how many times as fast as `whole` a model is."""
-        before, after = speeds([self.prepared(each)[1] for each in (whole, model)], self.device, ROUNDS)
-        return after / before
+    def speedups(self, whole: nn.Module, *models: nn.Module) -> list[Rates]:
+        """Return how many times as fast as `whole` models are, in rounds in which they take turns."""
+        before, *after = speeds([self.prepared(each)[1] for each in (whole, *models)], self.device, ROUNDS)
+        return [rates.relative_to(before) for rates in after]
 
     def times(
         self, model: nn.Module, units: Sequence[Units], progress: Progress = iter
     ) -> tuple[float, list[dict[int, float]]]:
-        """Measure the time of a model, and of the blocks with some of their units.
+        """Measure the time of the blocks of a model with some of their units, in turns with those of the whole model.
 
         Blocks of the same kind and size are measured together: their mean counts.
 
@@ -85,22 +90,40 @@ class Work:
             progress: wraps the iterable of measurements
 
         Returns:
-            The seconds of the model, and for each block the seconds that are saved, by the number of removed units
+            How many times as long the same work takes as at another time (a typical value), and for each block the
+            share of the time of the whole model that is saved, by the number of removed units
         """
-        total, found = float("inf"), defaultdict[tuple, list[float]](list)
-        for level in progress([*range(LEVELS + 1)] * PASSES):
-            smaller = plan_without(model, units, [each.number - _kept(each, level) for each in units])
-            ready, run = self.prepared(prune(model, smaller.mask, smaller.neurons))
+        spreads, found = list[float](), defaultdict[tuple, list[float]](list)
+        whole, of_whole = self._observed(model, units)
+        for level in progress(range(LEVELS)):
+            plan = plan_without(model, units, [each.number - _kept(each, level) for each in units])
+            smaller, of_smaller = self._observed(prune(model, plan.mask, plan.neurons), units)
+            of_whole.clear()
+            rates, others = speeds([whole, smaller], self.device, PASSES)
+            slowest, fastest = others.relative_to(rates).interval
+            spreads.append(fastest / slowest)
+            # The first round does not count, as in `speeds`.
+            for kept, of_blocks in ((LEVELS, of_whole), (level, of_smaller)):
+                for runs_per_second, seconds in zip(rates.rounds, of_blocks[1:], strict=True):
+                    alike = defaultdict[tuple, list[float]](list)
+                    for each in units:
+                        alike[_key(each)].append(seconds[each.block.name] * runs_per_second)
+                    for key, shares in alike.items():
+                        found[key, kept].append(mean(shares))
+        return median(spreads), [_saved(each, found) for each in units]
+
+    def _observed(self, model: Any, units: Sequence[Units]) -> tuple[Callable[[], int], list[dict[str, float]]]:
+        """Return the work of a model, and a list to which each run appends the seconds of the blocks."""
+        ready, run = self.prepared(model)
+        found = list[dict[str, float]]()
+
+        def observed() -> int:
             with _timed(ready, units, self.clock) as seconds:
-                took = self._seconds(run)
-            total = min(total, took) if level == LEVELS else total
-            alike = defaultdict[tuple, list[float]](list)
-            for each in units:
-                alike[_key(each)].append(seconds[each.block.name])
-            for key, of_blocks in alike.items():
-                found[key, level].append(mean(of_blocks))
-        fastest = {key: min(of_passes) for key, of_passes in found.items()}
-        return total, [_saved(each, fastest) for each in units]
+                done = run()
+            found.append(seconds)
+            return done
+
+        return observed, found
 
     def _seconds(self, run: Callable[[], int]) -> float:
         begun = self.clock()
@@ -130,13 +153,12 @@ def _key(units: Units) -> tuple:
     return units.kind, units.block.attention_type, units.number, units.parameters
 
 
-def _saved(units: Units, seconds: Mapping[tuple, float]) -> dict[int, float]:
-    """Return the seconds that are saved, by the number of units that are removed."""
-    number, whole = units.number, seconds[_key(units), LEVELS]
-    found: dict[int, list[float]] = defaultdict(list)
+def _saved(units: Units, shares: Mapping[tuple, Sequence[float]]) -> dict[int, float]:
+    """Return the share of the time that is saved, by the number of units that are removed."""
+    whole, found = median(shares[_key(units), LEVELS]), defaultdict[int, list[float]](list)
     for level in range(LEVELS + 1):
-        found[number - _kept(units, level)].append(seconds[_key(units), level])
-    return {removed: max(0.0, whole - min(of_levels)) for removed, of_levels in found.items()}
+        found[units.number - _kept(units, level)] += shares[_key(units), level]
+    return {removed: max(0.0, whole - median(of_levels)) for removed, of_levels in found.items()}
 
 
 @contextmanager

@@ -136,8 +136,10 @@ def _headline(group: Sequence[Evaluation], names: Sequence[str], changes: Sequen
             f". {name}: {score:.2f} (95% interval {low:.2f} to {high:.2f}) instead of {whole.scores[name].score:.2f}"
         )
         text += f", p {p_value_text(change.p)}"
-    if whole.speed and model.speed:
-        text += f", and {model.speed.per_second / whole.speed.per_second:.2f} times as fast"
+    if whole.speed and model.speed and whole.speed.interval and model.speed.interval:
+        (slow, fast), (least, most) = whole.speed.interval, model.speed.interval
+        if least > fast or most < slow:  # else the difference may be noise
+            text += f", and {least / fast:.2f} to {most / slow:.2f} times as fast"
     return f"{text}."
 
 

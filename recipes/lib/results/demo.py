@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from commands import ArgumentParser
 from fairseq_headgates.evaluation.results import Evaluation, differences, read_evaluations
+from fairseq_headgates.report.evaluations import cells_of
 from fairseq_headgates.report.tables import rounded, text_table
 
 REMOVED = {
@@ -32,10 +33,9 @@ def table(whole: Evaluation, models: list[Evaluation]) -> str:
 
 def _line(model: Evaluation, diff: str, p: str) -> list[str]:
     kept, heads = model.heads["total"]
-    assert model.speed
     name = ": ".join(filter(None, (model.checkpoint, REMOVED.get(model.checkpoint))))
     bleu, params = f"{model.scores['BLEU'].score:.2f}", f"{model.parameters / 1e6:.2f}M"
-    return [name, f"{kept}/{heads}", params, bleu, diff, p, f"{model.speed.per_second:,.0f}"]
+    return [name, f"{kept}/{heads}", params, bleu, diff, p, cells_of(model.as_json())["words/s"]]
 
 
 def main(argv: list[str]) -> None:
@@ -43,4 +43,4 @@ def main(argv: list[str]) -> None:
     parser.add_argument("evaluation", metavar="EVALUATION")
     whole, *models = read_evaluations(parser.parse_args(argv).evaluation)
     print(table(whole, models))
-    print(f"diff, p: BLEU against {whole.checkpoint}, paired bootstrap")
+    print(f"diff, p: BLEU against {whole.checkpoint}, paired bootstrap; words/s: fastest round [slowest, fastest]")
