@@ -252,5 +252,5 @@ def _check_agreement(ratio: float, speedup: float) -> None:
     if ratio > speedup:
         raise ValueError(
             f"timings vary by {ratio - 1:.0%}, --speedup is {speedup:g}: the machine is busy, repeat the command when "
-            "it is not; on a CPU, OMP_NUM_THREADS=1 measures processor time, which varies less"
+            "it is idle, or pass --params"
         )
