@@ -27,7 +27,7 @@ setup(
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    package_data={"fairseq_headgates": ["py.typed", "report/templates/*", "extensions/*/templates/*"]},
+    package_data={"fairseq_headgates": ["py.typed", "drawing/templates/*", "extensions/*/templates/*"]},
     packages=find_packages(include=["fairseq_headgates", "fairseq_headgates.*"]),
     python_requires=">=3.10",
     install_requires=["torch>=2.4", "conllu", "jinja2", "numpy", "sacrebleu", "scipy", "tensorboardX", "tqdm"],

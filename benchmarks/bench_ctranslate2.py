@@ -13,7 +13,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
+from fairseq_headgates.extensions.convert.ctranslate2 import to_ctranslate2
 
 
 class Translator:

@@ -16,10 +16,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
-from fairseq_headgates.evaluation.speed import speeds
+from fairseq_headgates.data.speed import speeds
+from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.heads import TYPES, HeadTable, number_of_heads
-from fairseq_headgates.report.tables import text_table
 
 SIZES = {  # width, feed-forward width, layers on each side, heads
     "small": (128, 512, 3, 8),

@@ -22,10 +22,10 @@ from fairseq.models.transformer import TransformerModel
 from harness import begin, finish, make_args, make_parser, make_task, peak_bytes, timed, training_batch
 
 from fairseq_headgates import HeadTable, masked, use_head_attention
-from fairseq_headgates.analysis.importance import score
-from fairseq_headgates.analysis.relevance.explaining import OTHERS, explain
-from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.attention.modules import head_counts
+from fairseq_headgates.scores.importance import score
+from fairseq_headgates.scores.relevance.explaining import OTHERS, explain
+from fairseq_headgates.scores.relevance.rules import RULES
 
 PARTS = ("gradient", "confidence", "ablation", "relevance")
 

@@ -17,14 +17,15 @@ __version__ = "0.1.0"
 # The public API: modules, and names by the modules that define them. `api.py` of an extension adds the name of its
 # folder: what it defines by this name, or itself.
 MODULES = {
-    "ablation": "analysis.ablation",
-    "agreement": "analysis.agreement",
-    "importance": "analysis.importance",
-    "relevance": "analysis.relevance.explaining",
+    "ablation": "scores.ablation",
+    "agreement": "scores.agreement",
+    "importance": "scores.importance",
+    "relevance": "scores.relevance.explaining",
 }
 NAMES = {
-    "analysis.refit": ("refit",),
-    "analysis.relevance.explaining": ("explain",),
+    "compression.model": ("compress",),
+    "compression.refit": ("refit",),
+    "scores.relevance.explaining": ("explain",),
     "attention.choice": ("best_heads",),
     "attention.cuts": ("prune", "remove_heads"),
     "attention.freezing": ("freeze",),
@@ -45,7 +46,6 @@ __all__ = sorted([*MODULES, *EXTENSIONS, *(name for names in NAMES.values() for 
 def __getattr__(name: str) -> Any:
     """Import a module or a name of the public API."""
     if name in MODULES:
-        load_extensions("scores")
         return import_module(f"{__name__}.{MODULES[name]}")
     if name in EXTENSIONS:
         api = import_module(f"{__name__}.extensions.{name}.api")

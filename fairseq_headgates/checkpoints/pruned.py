@@ -39,7 +39,7 @@ from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, transformer_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
 from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
-from fairseq_headgates.safety.options import is_plain
+from fairseq_headgates.safety.literals import is_plain
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def prune_checkpoint(
         model: the model of the checkpoint, if it is already built
         notice: called with one line for every part that is dropped
         inference_dtype: precision of inference, "float32" or "int8"; None for that of the checkpoint
-        refitted: parameters that get other values than those of the checkpoint; see `analysis.refit`. A moving
+        refitted: parameters that get other values than those of the checkpoint; see `compression.refit`. A moving
             average of the weights is then dropped
         neurons: the neurons that feed-forward blocks keep, by the name of the layer (default: all)
         pruned: `cut_copy(model, mask, neurons)`, if the model is already cut

@@ -101,7 +101,6 @@ def find_commands() -> dict[str, type[Options]]:
 
 def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
     """Return the parser, with the options of the chosen subcommands (default: all)."""
-    load_extensions("scores")
     parser = ArgumentParser(
         prog="headgates",
         description="Inspect, score and remove the attention heads of fairseq models.",

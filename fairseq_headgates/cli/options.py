@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from operator import methodcaller
 
-from fairseq_headgates.analysis.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 from fairseq_headgates.cli.command import Group, Options, argument, option
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.scores.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 OPEN = (
@@ -111,7 +111,7 @@ def inference_dtype(text: str = AS_STORED) -> str | None:
 
 
 def metric(default: str, tests: str = "") -> str | None:
-    """Declare --metric; see `evaluation.metrics`. `tests` says which significance tests the command makes."""
+    """Declare --metric; see `data.metrics`. `tests` says which significance tests the command makes."""
     return option(
         choices=("nll", "ppl", "bleu", "accuracy"),
         help="nll: loss in bits per target or masked token, or per sentence of a classifier; ppl: also perplexity, 2 "
@@ -143,7 +143,7 @@ class Refit(Options):
 
 
 class Scores(Options):
-    """The options of importance scores; see `analysis.options.ScoreOptions`."""
+    """The options of importance scores; see `scores.options.ScoreOptions`."""
 
     gradient_unit: str = option(
         choices=GRADIENT_UNITS,

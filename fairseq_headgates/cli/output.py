@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.cli.command import Options
+from fairseq_headgates.drawing.text import text_style
 from fairseq_headgates.files import check_writable
 from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
-from fairseq_headgates.report.text import text_style
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.analysis.sentences import read_sentences, typed_sentences
 from fairseq_headgates.attention.features import stacks_of
 from fairseq_headgates.cli.options import ChosenSentences
 from fairseq_headgates.cli.session import Session
-from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import Classes
+from fairseq_headgates.data.losses import Sample
+from fairseq_headgates.data.objectives import Classes
+from fairseq_headgates.data.sentences import read_sentences, typed_sentences
 from fairseq_headgates.files import lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import Signature
 

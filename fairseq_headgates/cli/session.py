@@ -20,18 +20,16 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_headgates import __version__
-from fairseq_headgates.analysis import importance
-from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.cli.options import ChosenSentences, Data, Refit, Scores, Trust
 from fairseq_headgates.cli.output import check_picture, picture, say, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
-from fairseq_headgates.evaluation.corpus import Corpus, check_target, load_corpus
-from fairseq_headgates.evaluation.metrics import Metric, metric_of
-from fairseq_headgates.evaluation.options import to_config
-from fairseq_headgates.evaluation.symbols import spell_numbers
-from fairseq_headgates.evaluation.workers import device_of, join_workers, leave_workers
+from fairseq_headgates.data.corpus import Corpus, check_target, load_corpus
+from fairseq_headgates.data.metrics import Metric, metric_of
+from fairseq_headgates.data.symbols import spell_numbers
+from fairseq_headgates.data.task import to_config
+from fairseq_headgates.data.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files import write_whole
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
@@ -39,6 +37,8 @@ from fairseq_headgates.inference.packed_linear import TOO_SMALL, int8_obstacle, 
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.safety.checkpoint import updates_of
+from fairseq_headgates.scores import importance
+from fairseq_headgates.scores.options import ScoreOptions
 
 T = TypeVar("T", bound=Trust)
 SHOWING_TOKENS = ("attention", "explain", "functions")  # the others print no tokens, or text that the BPE decodes
@@ -153,7 +153,7 @@ class Session(Signatures, Generic[T]):
         return HeadTable(table.layers, method, str(signature))
 
     def metric(self, name: str, model: nn.Module, corpus: Corpus) -> Metric | None:
-        """Return a metric, see `evaluation.metrics.metric_of`. Print its warning once."""
+        """Return a metric, see `data.metrics.metric_of`. Print its warning once."""
         metric = metric_of(name, model, corpus)
         if metric and metric.warning:
             self.warn_once(metric.warning)

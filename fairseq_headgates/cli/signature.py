@@ -10,11 +10,11 @@ from fairseq import utils
 
 from fairseq_headgates.cli.fairseq_options import changed_options
 from fairseq_headgates.cli.options import Refit
-from fairseq_headgates.evaluation.binarised import digest
-from fairseq_headgates.evaluation.corpus import Corpus, files_of
-from fairseq_headgates.evaluation.objectives import objective_of
-from fairseq_headgates.evaluation.options import setup_task
-from fairseq_headgates.evaluation.workers import device_of
+from fairseq_headgates.data.binarised import digest
+from fairseq_headgates.data.corpus import Corpus, files_of
+from fairseq_headgates.data.objectives import objective_of
+from fairseq_headgates.data.task import setup_task
+from fairseq_headgates.data.workers import device_of
 from fairseq_headgates.heads import Signature
 
 # Options that do not change the results: a stopped command resumes with others. The content of the data and of the
@@ -31,7 +31,7 @@ class Signatures:
     Attributes:
         fairseq: the options of fairseq-generate
         task: fairseq's task of these options
-        objective: what its models compute; see `evaluation.objectives`
+        objective: what its models compute; see `data.objectives`
     """
 
     def __init__(self, fairseq: argparse.Namespace):

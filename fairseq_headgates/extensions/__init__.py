@@ -4,7 +4,6 @@ An extension imports the rest of the package, but no other extension; nothing el
 files of an extension by their names (`load_extensions`):
 
 - `command.py`: the options of its command (no torch); `action.py` beside it runs the command
-- `scores.py`: its importance scores, as entries of `analysis.options.SCORES` (no torch)
 - `plugin.py`: what it registers with fairseq
 - `api.py`: its public names, as `fairseq_headgates.FOLDER`
 

@@ -63,7 +63,7 @@ class GateMonitor:
             epochs = self._configured("optimization", "max_epoch") or 0
             self._check_schedule(model, int((updates_of(model) + 1) * epochs))
         if self.tensorboard_logdir and _is_first_worker() and self._writer is not None:
-            from fairseq_headgates.report.figures import heat_map
+            from fairseq_headgates.drawing.figures import heat_map
 
             # fairseq tells a model the number of updates before each, so that the last one is not counted.
             self._writer.add_figure("gates/closed", heat_map(_closed(model)), updates_of(model) + 1)

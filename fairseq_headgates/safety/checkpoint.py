@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq_headgates.safety.options import check_evaluated
+from fairseq_headgates.safety.literals import check_evaluated
 from fairseq_headgates.safety.reading import TRUST, load_file
 
 

@@ -20,7 +20,7 @@ import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fairseq_headgates.compat import allowed_later, configuration
-from fairseq_headgates.safety.options import check_evaluated, plain
+from fairseq_headgates.safety.literals import check_evaluated, plain
 
 LARGEST_ARRAY = 2**20  # bytes; fairseq stores counters, of a few numbers each
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from fairseq_headgates.safety.literals import check_nesting
 from fairseq_headgates.safety.objects import allow_stored_objects
-from fairseq_headgates.safety.options import check_nesting
 
 ZIP = b"PK\x03\x04"
 TRUST = "pass --trust only if you made the file yourself"

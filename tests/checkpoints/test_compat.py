@@ -113,7 +113,7 @@ def test_a_preset_fills_in_missing_options():
 
 # Of each version: `stock.pt`, trained by fairseq alone; `gated.pt`, trained from it, with the optimiser and a moving
 # average, whose gates were then set by hand; `pruned.pt`, made of it; `expected.json`, the logits of each.
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "fixtures"
 OTHERS = ("fairseq-0.12.2", "fairseq-fixed-0.12.3.1")
 BATCH = {
     "src_tokens": torch.tensor([[4, 5, 6, 7, 8, 2], [1, 1, 9, 10, 11, 2]]),

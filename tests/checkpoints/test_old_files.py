@@ -16,12 +16,12 @@ from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.cli.main import main
-from fairseq_headgates.extensions.page.inputs import read_experiment
+from fairseq_headgates.drawing.tables import curve_table
+from fairseq_headgates.extensions.report.inputs import read_experiment
 from fairseq_headgates.heads import parse_mask, read_scores
 from fairseq_headgates.plugin.options.stored_mask import read_mask
-from fairseq_headgates.report.tables import curve_table
 
-OLD = Path(__file__).parents[1] / "data" / "v0.1"
+OLD = Path(__file__).parents[1] / "fixtures" / "v0.1"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
 BATCH = {
     "src_tokens": torch.tensor([[4, 5, 6, 7, 8, 2], [1, 1, 9, 10, 11, 2]]),

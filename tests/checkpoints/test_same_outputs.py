@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.recipes import ROOT, first_lines, run
 
-from fairseq_headgates.evaluation.results import read_evaluations
+from fairseq_headgates.data.results import read_evaluations
 
 DATA = os.environ.get("HEADGATES_DATA")
 

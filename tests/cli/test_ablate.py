@@ -9,8 +9,8 @@ import pytest
 from support.analysis import FULL, SEARCH, one_line
 from support.commands import EVALUATION
 
-from fairseq_headgates.analysis import curves
-from fairseq_headgates.evaluation import metrics
+from fairseq_headgates.data import metrics
+from fairseq_headgates.scores import curves
 
 
 def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):

@@ -16,10 +16,10 @@ from support.commands import EVALUATION, worker_arguments
 
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.evaluation import workers
-from fairseq_headgates.evaluation.corpus import load_corpus
-from fairseq_headgates.evaluation.options import setup_task
-from fairseq_headgates.evaluation.workers import device_of, join_workers
+from fairseq_headgates.data import workers
+from fairseq_headgates.data.corpus import load_corpus
+from fairseq_headgates.data.task import setup_task
+from fairseq_headgates.data.workers import device_of, join_workers
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, scores_to_json
 
 

@@ -10,10 +10,10 @@ from fairseq.dataclass import configs
 from support.analysis import READ, SEARCH, one_line
 from support.fairseq_0_12_2 import IS_0_12_2
 
-from fairseq_headgates.analysis import ablation, curves
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.fairseq_options import MEASURING, SEARCHING, changed_options, fairseq_options
-from fairseq_headgates.evaluation import metrics
+from fairseq_headgates.data import metrics
+from fairseq_headgates.scores import ablation, curves
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from support import classifiers, language_models
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, USER_DIR
 
-from fairseq_headgates.evaluation.results import read_evaluations
-from fairseq_headgates.evaluation.speed import Rates, speeds
-from fairseq_headgates.evaluation.statistics import mcnemar, paired_bootstrap
+from fairseq_headgates.data.results import read_evaluations
+from fairseq_headgates.data.speed import Rates, speeds
+from fairseq_headgates.data.statistics import mcnemar, paired_bootstrap
 
 PLUGIN = ["--user-dir", USER_DIR]  # with it fairseq-train runs in this process
 FORCED = [*SEARCH, "--prefix-size", "5"]  # so that toy models translate something

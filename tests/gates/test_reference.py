@@ -1,6 +1,6 @@
 """The gates against numbers computed by the original TensorFlow implementation, the-story-of-heads, commit efaa0dd.
 
-`data/reference_gates.npz`: its gates for given locations (`log_a`), noise and temperatures, in float32.
+`fixtures/reference_gates.npz`: its gates for given locations (`log_a`), noise and temperatures, in float32.
 """
 
 import math

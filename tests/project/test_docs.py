@@ -28,9 +28,9 @@ from support.results import translator
 
 import fairseq_headgates
 from fairseq_headgates.cli.main import find_commands
-from fairseq_headgates.evaluation import results
-from fairseq_headgates.evaluation.results import read_evaluations
-from fairseq_headgates.extensions.attention_maps import drawing as attention
+from fairseq_headgates.data import results
+from fairseq_headgates.data.results import read_evaluations
+from fairseq_headgates.extensions.attention import drawing as attention
 from fairseq_headgates.extensions.explain import drawing as explanation
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, parse_mask, read_scores
 from results import rows

@@ -79,7 +79,7 @@ def test_the_source_distribution_holds_every_file_of_the_repository(packages):
     if listed.returncode:
         pytest.skip("not in a clone")
     assert {name for name in listed.stdout.splitlines() if not name.startswith(".ci/")} - held == set()
-    assert not [name for name in held if name.endswith((".pyc", ".pt")) and not name.startswith("tests/data/")]
+    assert not [name for name in held if name.endswith((".pyc", ".pt")) and not name.startswith("tests/fixtures/")]
 
 
 def test_the_packages_can_be_uploaded(packages):

@@ -12,7 +12,7 @@ from support.mirror import save, zipped
 from support.recipes import RECIPES, refused
 from support.recipes import run as run_recipe
 
-from fairseq_headgates.evaluation.results import read_evaluations
+from fairseq_headgates.data.results import read_evaluations
 
 WORDS = ["ba", "co", "dufa", "fi", "bido", "cacode", "e"]
 TINY = {"EMBED": 16, "FFN": 16, "LAYERS": 2, "HEADS": 2, "WARMUP": 2, "LR": 0.01, "MAX_TOKENS": 400}

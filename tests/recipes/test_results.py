@@ -25,7 +25,7 @@ from support.results import (
 )
 
 import commands
-from fairseq_headgates.evaluation import statistics
+from fairseq_headgates.data import statistics
 from results import language_model, rows, table
 from runs import Model
 

@@ -22,7 +22,7 @@ from support.hostile import NEEDS_CAREFUL_FAIRSEQ, TORCH_2_6, save, small_state,
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.compat import configuration
-from fairseq_headgates.safety.options import EVALUATED, LITERAL, NUMBERS, check_evaluated
+from fairseq_headgates.safety.literals import EVALUATED, LITERAL, NUMBERS, check_evaluated
 
 BY_TRANSFORMERS = (
     "adaptive_softmax_cutoff adaptive_input_cutoff encoder_xformers_att_config decoder_xformers_att_config "

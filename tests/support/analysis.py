@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fairseq_headgates.cli import main as cli
-from fairseq_headgates.evaluation import statistics
+from fairseq_headgates.data import statistics
 
 SEARCH = ["--beam", "2", "--max-len-b", "10"]
 READ = ["--cpu", "--num-workers", "0"]

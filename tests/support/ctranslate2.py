@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_headgates.extensions.export.ctranslate2 import to_ctranslate2
+from fairseq_headgates.extensions.convert.ctranslate2 import to_ctranslate2
 from support.models import make_task
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -3,10 +3,10 @@
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.extensions.functions.counting import Annotations
 from fairseq_headgates.extensions.functions.results import find
 from fairseq_headgates.extensions.functions.trees import Tree
+from fairseq_headgates.scores.options import FunctionOptions
 from support.models import VOCABULARY
 from support.sentences import EOS
 

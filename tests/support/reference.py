@@ -1,6 +1,6 @@
 """Weights and inputs of the original TensorFlow implementation, the-story-of-heads, commit efaa0dd, mapped to fairseq.
 
-`data/reference_model.npz`: its transformer with random weights (`var/*`), two layers of four heads, once as it is
+`fixtures/reference_model.npz`: its transformer with random weights (`var/*`), two layers of four heads, once as it is
 (`baseline/*`) and once with some heads removed (`fixed/*`); arrays are [sentence, position, ...]. All in float32.
 
 The two transformers compute the same function once the weights are mapped:
@@ -26,7 +26,7 @@ from torch import nn
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from support.models import PAD, make_args
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "fixtures"
 MODEL = dict(np.load(DATA / "reference_model.npz"))
 
 D, LAYERS, HEADS = 32, 2, 4

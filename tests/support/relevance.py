@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.autograd.functional import jacobian
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.analysis.relevance.rules import RULES, Rule
+from fairseq_headgates.scores.relevance.rules import RULES, Rule
 from support.models import PAD, make_stock
 
 SMALL = {"embed_dim": 8, "ffn_embed_dim": 12, "attention_heads": 2}

@@ -10,7 +10,7 @@ import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from fairseq_headgates.evaluation.results import Evaluation, Loss, Score, Speed
+from fairseq_headgates.data.results import Evaluation, Loss, Score, Speed
 from fairseq_headgates.heads import TYPES
 
 ALL = ",".join(TYPES)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq_headgates.analysis.ablation import ablation_losses, ablation_masks, masked_predictions
 from fairseq_headgates.cli.commands.ablate import AblateOptions
 from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.session import Loaded, Session, open_session
-from fairseq_headgates.evaluation.metrics import Metric
-from fairseq_headgates.evaluation.statistics import perplexity
+from fairseq_headgates.data.metrics import Metric
+from fairseq_headgates.data.statistics import perplexity
+from fairseq_headgates.drawing.tables import METRICS, best_head_table, layer_tables, score_table
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
-from fairseq_headgates.report.tables import METRICS, best_head_table, layer_tables, score_table
+from fairseq_headgates.scores.ablation import ablation_losses, ablation_masks, masked_predictions
 
 
 def run(options: AblateOptions) -> None:

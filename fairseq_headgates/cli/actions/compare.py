@@ -3,14 +3,14 @@
 import itertools
 from dataclasses import asdict
 
-from fairseq_headgates.analysis.agreement import common_types, overlap
 from fairseq_headgates.cli.commands.compare import CompareOptions
 from fairseq_headgates.cli.output import say
 from fairseq_headgates.cli.parser import chosen_types
+from fairseq_headgates.drawing.tables import matrix, overlap_table
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin.options.stored_mask import read_mask
-from fairseq_headgates.report.tables import matrix, overlap_table
+from fairseq_headgates.scores.agreement import common_types, overlap
 
 
 def run(options: CompareOptions) -> None:

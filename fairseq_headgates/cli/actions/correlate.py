@@ -4,14 +4,14 @@ import itertools
 from dataclasses import asdict
 from pathlib import Path
 
-from fairseq_headgates.analysis.agreement import agreement, common_types
-from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.commands.correlate import CorrelateOptions
 from fairseq_headgates.cli.output import say
 from fairseq_headgates.cli.parser import chosen_types
+from fairseq_headgates.drawing.tables import agreement_table, matrix
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import DATA, HeadTable, Signature, read_scores
-from fairseq_headgates.report.tables import agreement_table, matrix
+from fairseq_headgates.scores.agreement import agreement, common_types
+from fairseq_headgates.scores.options import SCORES
 
 
 def run(options: CorrelateOptions) -> None:

@@ -7,21 +7,21 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.analysis.curves import Point, pruning_curve
-from fairseq_headgates.analysis.options import SCORES
-from fairseq_headgates.analysis.refit import refit
 from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.cli.commands.curve import CurveOptions
 from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.cli.session import Loaded, Session, open_session
-from fairseq_headgates.evaluation.metrics import Metric
-from fairseq_headgates.evaluation.statistics import perplexity
+from fairseq_headgates.compression.refit import refit
+from fairseq_headgates.data.metrics import Metric
+from fairseq_headgates.data.statistics import perplexity
+from fairseq_headgates.drawing.figures import curve_plot
+from fairseq_headgates.drawing.tables import curve_table
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, parse_scores
-from fairseq_headgates.report.figures import curve_plot
-from fairseq_headgates.report.tables import curve_table
+from fairseq_headgates.scores.curves import Point, pruning_curve
+from fairseq_headgates.scores.options import SCORES
 
 CurveSession = Session[CurveOptions]
 

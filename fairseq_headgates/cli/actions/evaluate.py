@@ -13,17 +13,17 @@ from fairseq_headgates.attention.modules import gate_values, number_of_parameter
 from fairseq_headgates.cli.commands.evaluate import EvaluateOptions
 from fairseq_headgates.cli.session import Session, open_session
 from fairseq_headgates.cli.signature import short_name
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.corpus_losses import occurrences, sentence_losses
-from fairseq_headgates.evaluation.metrics import METRICS
-from fairseq_headgates.evaluation.objectives import NextToken
-from fairseq_headgates.evaluation.results import Evaluation, Loss, Speed, pairwise
-from fairseq_headgates.evaluation.speed import run_once, speeds
-from fairseq_headgates.evaluation.workers import device_of
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.corpus_losses import occurrences, sentence_losses
+from fairseq_headgates.data.metrics import METRICS
+from fairseq_headgates.data.objectives import NextToken
+from fairseq_headgates.data.results import Evaluation, Loss, Speed, pairwise
+from fairseq_headgates.data.speed import run_once, speeds
+from fairseq_headgates.data.workers import device_of
+from fairseq_headgates.drawing.evaluations import difference_table, evaluation_table
+from fairseq_headgates.drawing.tables import open_counts
 from fairseq_headgates.files import lines_of, read_text, to_json
 from fairseq_headgates.heads import Signature
-from fairseq_headgates.report.evaluations import difference_table, evaluation_table
-from fairseq_headgates.report.tables import open_counts
 
 GIVE_TEXT = "give the text that was binarised, with blanks between words"
 GIVE_REFERENCE = "give a line for each sentence of --gen-subset"
@@ -51,7 +51,7 @@ class _Evaluator:
     """Evaluates checkpoints with the options of the command, which are checked first.
 
     Attributes:
-        metric: name of the metric, see `evaluation.metrics.metric_of`
+        metric: name of the metric, see `data.metrics.metric_of`
         losses: subsets for the loss
         reference: reference translations; None for those of the data
         words: numbers of lines and of words, ends of lines included, of the text of each subset

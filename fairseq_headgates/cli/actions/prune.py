@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
 from fairseq_headgates.attention.modules import gated_modules
 from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
@@ -16,11 +15,12 @@ from fairseq_headgates.cli.choice import chosen_heads
 from fairseq_headgates.cli.commands.prune import PruneOptions
 from fairseq_headgates.cli.output import say, then_evaluate, warn
 from fairseq_headgates.cli.session import open_session
-from fairseq_headgates.evaluation.workers import device_of
+from fairseq_headgates.compression.refit import refit_to
+from fairseq_headgates.data.workers import device_of
+from fairseq_headgates.drawing.tables import removal_table
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
-from fairseq_headgates.report.tables import removal_table
 
 
 def run(options: PruneOptions) -> str | None:

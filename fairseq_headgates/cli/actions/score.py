@@ -2,12 +2,12 @@
 
 import shlex
 
-from fairseq_headgates.analysis.options import SCORES, parse_methods
 from fairseq_headgates.cli.commands.score import ScoreOptions
 from fairseq_headgates.cli.session import open_session
+from fairseq_headgates.drawing.figures import heat_maps
+from fairseq_headgates.drawing.tables import score_table
 from fairseq_headgates.heads import scores_to_json
-from fairseq_headgates.report.figures import heat_maps
-from fairseq_headgates.report.tables import score_table
+from fairseq_headgates.scores.options import SCORES, parse_methods
 
 
 def run(options: ScoreOptions) -> str | None:

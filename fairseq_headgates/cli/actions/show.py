@@ -3,9 +3,9 @@
 from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads, warn_unfinished
 from fairseq_headgates.cli.commands.show import ShowOptions
 from fairseq_headgates.cli.output import say
+from fairseq_headgates.drawing.tables import gate_table, open_counts
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import mask_to_json
-from fairseq_headgates.report.tables import gate_table, open_counts
 
 
 def run(options: ShowOptions) -> None:

@@ -1,9 +1,9 @@
 """`headgates ablate`: measure a model with single heads masked, or with one head alone in its layer."""
 
-from fairseq_headgates.analysis.options import ABLATION_MODES
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, inference_dtype, metric
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.scores.options import ABLATION_MODES
 
 
 @command(

@@ -2,7 +2,6 @@
 
 from operator import methodcaller
 
-from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import (
     CHOOSING,
@@ -16,6 +15,7 @@ from fairseq_headgates.cli.options import (
 )
 from fairseq_headgates.cli.parser import Once, filled, numbers
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.scores.options import SCORES
 
 ORDER = methodcaller("add_mutually_exclusive_group", required=True)
 

@@ -1,9 +1,9 @@
 """`headgates score`: compute importance scores of all heads."""
 
-from fairseq_headgates.analysis.options import SCORES
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import FirstSentences, Output, Scores
 from fairseq_headgates.cli.parser import Once
+from fairseq_headgates.scores.options import SCORES
 
 
 @command(

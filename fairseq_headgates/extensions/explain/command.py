@@ -1,9 +1,9 @@
 """`headgates explain`: the contribution of each source and prefix token to each predicted token."""
 
-from fairseq_headgates.analysis.options import EXPLANATIONS
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import ChosenSentences, Output
 from fairseq_headgates.cli.parser import filled, numbers
+from fairseq_headgates.scores.options import EXPLANATIONS
 
 
 @command(

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.relevance.explaining import explain
-from fairseq_headgates.analysis.sentences import symbols_of
 from fairseq_headgates.attention.features import stacks_of
-from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.objectives import objective_of
+from fairseq_headgates.data.losses import Sample
+from fairseq_headgates.data.objectives import objective_of
+from fairseq_headgates.data.sentences import symbols_of
 from fairseq_headgates.heads import Contributions
 from fairseq_headgates.messages import quoted
+from fairseq_headgates.scores.relevance.explaining import explain
 
 
 def contributions(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+from fairseq_headgates.drawing.maps import LARGEST, Heat, heat_figure, percent_or_nothing, templates
+from fairseq_headgates.drawing.tables import rounded, text_table
+from fairseq_headgates.drawing.text import visible
 from fairseq_headgates.heads import Contributions
-from fairseq_headgates.report.maps import LARGEST, Heat, heat_figure, percent_or_nothing, templates
-from fairseq_headgates.report.tables import rounded, text_table
-from fairseq_headgates.report.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

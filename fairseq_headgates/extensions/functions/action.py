@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
 from fairseq_headgates.attention.choice import check_scored
 from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.attention.modules import gate_values, head_counts
 from fairseq_headgates.cli.session import Loaded, Session, open_session
-from fairseq_headgates.evaluation.symbols import MARKS, subwords_of
+from fairseq_headgates.data.symbols import MARKS, subwords_of
+from fairseq_headgates.drawing.functions import function_table
 from fairseq_headgates.extensions.functions.aligning import Alignments, Weights, align, attention_of, contributions_by
 from fairseq_headgates.extensions.functions.command import FunctionsOptions
 from fairseq_headgates.extensions.functions.counting import Annotations, check_annotations, count_functions
@@ -22,7 +22,7 @@ from fairseq_headgates.extensions.functions.results import functions_of, kept_fu
 from fairseq_headgates.extensions.functions.trees import parse_relations, read_alignments, read_trees
 from fairseq_headgates.heads import HeadTable, Signature, parse_heads, read_scores
 from fairseq_headgates.heads.functions import best_head
-from fairseq_headgates.report.functions import function_table
+from fairseq_headgates.scores.options import EXPLANATIONS, FunctionOptions
 
 
 def run(options: FunctionsOptions) -> None:

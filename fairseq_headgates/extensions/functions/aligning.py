@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.relevance.explaining import explain
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.modules import AttentionModule, evaluating
-from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
-from fairseq_headgates.evaluation.workers import gather
+from fairseq_headgates.data.losses import Sample, at_least_single, outputs
+from fairseq_headgates.data.workers import gather
 from fairseq_headgates.extensions.functions.layout import SELF_ATTENTION, Side, averaging, membership
 from fairseq_headgates.heads import HeadId
+from fairseq_headgates.scores.relevance.explaining import explain
 
 Alignment = list[tuple[int, int]]  # pairs of source and target word, counted from 0
 Weights = Callable[[Sample], Tensor]

@@ -2,10 +2,10 @@
 
 import argparse
 
-from fairseq_headgates.analysis.options import EXPLANATIONS, FunctionOptions
 from fairseq_headgates.cli.command import command, option
 from fairseq_headgates.cli.options import FirstSentences, Output
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.scores.options import EXPLANATIONS, FunctionOptions
 
 DEFAULTS = FunctionOptions()
 

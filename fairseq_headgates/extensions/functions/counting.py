@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.modules import AttentionModule, attention_modules, evaluating, use_head_attention
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.losses import Sample, at_least_single, outputs
-from fairseq_headgates.evaluation.workers import all_reduce, gather
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.losses import Sample, at_least_single, outputs
+from fairseq_headgates.data.workers import all_reduce, gather
 from fairseq_headgates.extensions.functions.layout import (
     SELF_ATTENTION,
     STATISTICS,

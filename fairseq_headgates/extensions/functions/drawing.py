@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairseq_headgates.drawing.tables import or_dash, percent, text_table
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.heads.functions import open_heads
-from fairseq_headgates.report.tables import or_dash, percent, text_table
 
 
 def alignment_line(written: Mapping[str, Any], sentences: int) -> str:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.losses import Sample
-from fairseq_headgates.evaluation.symbols import no_words, subwords_of
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.losses import Sample
+from fairseq_headgates.data.symbols import no_words, subwords_of
 from fairseq_headgates.extensions.functions.trees import Tree, pairs
 from fairseq_headgates.extensions.functions.words import Piece, match, pieces
 

@@ -9,10 +9,9 @@ from typing import Any
 from scipy.stats import binomtest, fisher_exact, mannwhitneyu
 from torch import Tensor, nn
 
-from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.attention.modules import gate_values
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.losses import Sample
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.extensions.functions.counting import (
     Annotations,
     FunctionCounts,
@@ -24,6 +23,7 @@ from fairseq_headgates.extensions.functions.layout import STATISTICS
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.heads.functions import open_heads
 from fairseq_headgates.messages import check_finite
+from fairseq_headgates.scores.options import FunctionOptions
 
 FORMAT = "headgates.functions/1"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
-from fairseq_headgates.evaluation.symbols import MARKS
+from fairseq_headgates.data.symbols import MARKS
 
 BYTES = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
 ESCAPED = {"&apos;": "'", "&quot;": '"', "&lt;": "<", "&gt;": ">", "&#124;": "|", "&#91;": "[", "&#93;": "]"}

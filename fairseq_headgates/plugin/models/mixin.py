@@ -32,7 +32,7 @@ from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
 from fairseq_headgates.safety.checkpoint import architecture
-from fairseq_headgates.safety.options import check_evaluated
+from fairseq_headgates.safety.literals import check_evaluated
 
 logger = logging.getLogger(__name__)
 GATE_METHOD = "gate_method."  # prefix of its names in the state dict

@@ -20,7 +20,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, Number
 from fairseq_headgates.safety.checkpoint import as_mapping
-from fairseq_headgates.safety.options import EVALUATED, NUMBERS, is_literal
+from fairseq_headgates.safety.literals import EVALUATED, NUMBERS, is_literal
 
 # Options that this plugin reads besides its own and those of fairseq's transformer.
 FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {

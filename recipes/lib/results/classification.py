@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.evaluation.results import Difference
+from fairseq_headgates.data.results import Difference
+from fairseq_headgates.drawing.panels import Panel
+from fairseq_headgates.drawing.tables import rounded
 from fairseq_headgates.files import read_text
-from fairseq_headgates.report.panels import Panel
-from fairseq_headgates.report.tables import rounded
 from results import columns
 from results.columns import COMPARED, LEVEL, Column, with_range
 from results.plots import over_heads

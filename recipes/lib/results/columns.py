@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from fairseq_headgates.drawing.tables import rounded, text_table
 from fairseq_headgates.files import read_text
-from fairseq_headgates.report.tables import rounded, text_table
 from results.rows import REPEAT, Row, by_model
 
 LEVEL = 0.05

@@ -11,8 +11,8 @@ import csv
 import re
 
 from commands import ArgumentParser
+from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files import lines_of, read_text
-from fairseq_headgates.report.tables import text_table
 from results.papers import MICHEL
 
 

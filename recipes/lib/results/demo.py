@@ -7,9 +7,9 @@ the first model, WHOLE.
 from __future__ import annotations
 
 from commands import ArgumentParser
-from fairseq_headgates.evaluation.results import Evaluation, differences, read_evaluations
-from fairseq_headgates.report.evaluations import cells_of
-from fairseq_headgates.report.tables import rounded, text_table
+from fairseq_headgates.data.results import Evaluation, differences, read_evaluations
+from fairseq_headgates.drawing.evaluations import cells_of
+from fairseq_headgates.drawing.tables import rounded, text_table
 
 REMOVED = {
     "baseline+/checkpoint_last.pt": "nothing removed",

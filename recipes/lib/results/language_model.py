@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairseq_headgates.report.panels import Panel
+from fairseq_headgates.drawing.panels import Panel
 from results import columns
 from results.columns import PUBLISHED, Column, Value, speed, with_range
 from results.papers import SHIM, SHIM_HEADS

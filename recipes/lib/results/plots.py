@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 
 from fairseq_headgates.cli.output import picture
-from fairseq_headgates.extensions.page.panels import Panel, score_panel
+from fairseq_headgates.drawing.panels import row_of
+from fairseq_headgates.extensions.report.panels import Panel, score_panel
 from fairseq_headgates.files import replacing
-from fairseq_headgates.report.panels import row_of
 from results.rows import Row, by_model
 
 LINES = {"l0": "gates (l0)", "lagrangian": "gates", "subset": "gates (subset)"}

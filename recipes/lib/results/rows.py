@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fairseq_headgates.evaluation.results import Difference, Evaluation, differences, read_evaluations
+from fairseq_headgates.data.results import Difference, Evaluation, differences, read_evaluations
 from runs import BASELINE, Model
 
 EVALUATION, TIMED = "evaluation.json", "speed.json"

@@ -20,8 +20,8 @@ from itertools import zip_longest
 from tqdm import tqdm
 
 from commands import ArgumentParser, number, whole
+from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files import replacing
-from fairseq_headgates.report.tables import text_table
 
 REASONS = ["empty", "too long", "ratio", "in dev or test", "again"]
 

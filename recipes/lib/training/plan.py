@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 
 from commands import ArgumentParser, whole
-from fairseq_headgates.report.tables import text_table
+from fairseq_headgates.drawing.tables import text_table
 
 TIME = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 VALIDATION = re.compile(

@@ -6,15 +6,15 @@ from support.all_attention import NaiveModel, make_blocks, make_model
 from support.models import VOCABULARY, make_task
 
 from fairseq_headgates import attention_modules, masked, observe, prune
-from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.attention.cuts import open_mask, removal_plan
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.corpus_losses import mean_loss
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.extensions.all_attention.layer import JointAttention
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.shapes import mask_value
+from fairseq_headgates.scores.ablation import ablation_losses
 
 
 def randomized(model):

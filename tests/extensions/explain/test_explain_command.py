@@ -10,10 +10,10 @@ from fairseq import checkpoint_utils
 from support.analysis import READ, one_line
 
 from fairseq_headgates import relevance
-from fairseq_headgates.analysis.options import EXPLANATIONS, HEAD_RULES
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.extensions.explain.drawing import explanation_figure, explanation_page, explanation_tables
 from fairseq_headgates.heads import Contributions
+from fairseq_headgates.scores.options import EXPLANATIONS, HEAD_RULES
 
 
 def test_the_methods_are_those_of_the_library():

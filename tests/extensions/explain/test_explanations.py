@@ -13,10 +13,10 @@ from support.models import PAD, make_batch, make_gated, make_stock
 from support.relevance import MASK, OF_DECODER, POST_NORM, Naive, naive_per_token, shaken, size_of, small, words
 
 from fairseq_headgates import attention_modules, fix_heads, masked, prune, relevance
-from fairseq_headgates.analysis.relevance import attnlrp
-from fairseq_headgates.analysis.relevance.explaining import explain
-from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.scores.relevance import attnlrp
+from fairseq_headgates.scores.relevance.explaining import explain
+from fairseq_headgates.scores.relevance.rules import RULES
 
 norms = pytest.mark.parametrize("options", [{"activation_fn": "gelu"}, POST_NORM], ids=["pre-norm", "post-norm"])
 

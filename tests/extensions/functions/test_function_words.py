@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_headgates.evaluation.symbols import no_words, subwords_of
+from fairseq_headgates.data.symbols import no_words, subwords_of
 from fairseq_headgates.extensions.functions.trees import (
     Tree,
     pairs,

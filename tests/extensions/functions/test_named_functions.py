@@ -14,16 +14,16 @@ from support.sentences import EOS, make_model, sample
 
 import make_corpus
 from fairseq_headgates import gate_values
-from fairseq_headgates.analysis.options import FunctionOptions
 from fairseq_headgates.attention.modules import attention_modules
-from fairseq_headgates.evaluation.corpus import Corpus
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.drawing.functions import function_table
 from fairseq_headgates.extensions.functions.counting import Annotations, FunctionCounts, count_functions
 from fairseq_headgates.extensions.functions.layout import frequency_ranks
 from fairseq_headgates.extensions.functions.results import functions_of, kept_functions, scored_functions
 from fairseq_headgates.extensions.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.report.functions import function_table
+from fairseq_headgates.scores.options import FunctionOptions
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):

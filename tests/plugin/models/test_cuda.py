@@ -20,11 +20,11 @@ from support.searching import DICTIONARY, batch, ending, search
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, attention_modules, l0_penalty, masked, prune, refit
-from fairseq_headgates.analysis.importance import score
-from fairseq_headgates.analysis.options import SCORES, ScoreOptions
-from fairseq_headgates.analysis.relevance.explaining import explain
-from fairseq_headgates.analysis.relevance.rules import RULES
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.scores.importance import score
+from fairseq_headgates.scores.options import SCORES, ScoreOptions
+from fairseq_headgates.scores.relevance.explaining import explain
+from fairseq_headgates.scores.relevance.rules import RULES
 
 DEVICE = torch.device(os.environ.get("HEADGATES_CUDA", "cuda"))
 if DEVICE.type == "cuda" and not torch.cuda.is_available():

@@ -20,15 +20,15 @@ from support.classifiers import (
 from support.models import PAD
 
 from fairseq_headgates import HeadTable, gate_values, importance, masked, prune
-from fairseq_headgates.analysis.options import FunctionOptions, ScoreOptions
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
-from fairseq_headgates.evaluation.corpus import Corpus, load_dataset
-from fairseq_headgates.evaluation.corpus_losses import mean_loss
-from fairseq_headgates.evaluation.metrics import Accuracy
-from fairseq_headgates.evaluation.statistics import mcnemar
+from fairseq_headgates.data.corpus import Corpus, load_dataset
+from fairseq_headgates.data.corpus_losses import mean_loss
+from fairseq_headgates.data.metrics import Accuracy
+from fairseq_headgates.data.statistics import mcnemar
 from fairseq_headgates.extensions.functions.counting import Annotations, count_functions
 from fairseq_headgates.extensions.functions.results import functions_of
+from fairseq_headgates.scores.options import FunctionOptions, ScoreOptions
 
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})
 

@@ -21,13 +21,13 @@ from support.models import logits, make_task
 from support.training import assert_penalty_in_training_only
 
 from fairseq_headgates import HeadTable, attention_modules, gate_values, masked, prune
-from fairseq_headgates.analysis.ablation import ablation_losses
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
-from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.evaluation.corpus_losses import mean_loss
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.plugin.criterions.losses import PENALISED
 from fairseq_headgates.safety.checkpoint import model_args
+from fairseq_headgates.scores.ablation import ablation_losses
 
 PRESETS = [f"transformer{name}" for name in ("", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big")]
 PRESETS += [name for name, model in ARCH_MODEL_REGISTRY.items() if model is TransformerLanguageModel]

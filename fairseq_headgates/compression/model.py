@@ -1,0 +1,256 @@
+"""Compress a model to a number of parameters or to a speed: choose, remove, repair, measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_headgates.attention.anatomy import Block, blocks_of
+from fairseq_headgates.attention.cuts import kept_mask, prune
+from fairseq_headgates.attention.modules import evaluating, number_of_parameters, refuse_shared
+from fairseq_headgates.attention.neurons import ffn_dims
+from fairseq_headgates.compression.plan import (
+    Plan,
+    Units,
+    kind_of,
+    parameters_saved,
+    plan_of,
+    plan_without,
+    plan_without_blocks,
+    removable,
+    units_of,
+)
+from fairseq_headgates.compression.refit import refit_to
+from fairseq_headgates.compression.timing import Work
+from fairseq_headgates.data.corpus import Corpus
+from fairseq_headgates.data.corpus_losses import mean_loss
+from fairseq_headgates.data.losses import Sample
+from fairseq_headgates.data.metrics import Metric
+from fairseq_headgates.data.speed import Rates
+from fairseq_headgates.drawing.tables import with_interval
+from fairseq_headgates.scores.options import UNITS, Progress
+
+TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected
+CORRECTIONS = 3  # of a plan, at most
+STEP = 1.5  # by which a correction changes the time to be saved, at most
+
+
+class OutOfReach(ValueError):
+    """The model cannot have this number of parameters, or this speed."""
+
+
+def compress(
+    model: nn.Module,
+    task: Any,
+    batches: Sequence[Sample],
+    params: float,
+    units: Collection[str] = UNITS,
+    progress: Progress = iter,
+) -> nn.Module:
+    """Return a copy of a model with fewer heads and feed-forward neurons, repaired by least squares.
+
+    Nothing is trained. Use training data, not evaluation data.
+
+    Args:
+        model: a fairseq model; it does not change
+        task: the fairseq task of the model
+        batches: samples of the task, those of this worker if several share the data
+        params: parameters to keep: a share (float) or a number (int)
+        units: "heads", "neurons", or both
+        progress: wraps lists of layers and batches, e.g. `tqdm`
+
+    Raises:
+        ValueError: if the model cannot be compressed so far, or there are too few tokens to fit
+    """
+    corpus = Corpus(task, batches)
+    return Compressor(model, corpus, corpus, units, lambda _: progress).compress(params).model
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A compressed model.
+
+    Attributes:
+        model: the compressed model
+        plan: what is removed
+        values: the parameters that the repair changed, by name
+        results: what was removed and what it costs, as plain values; pairs are [before, after]
+    """
+
+    model: nn.Module
+    plan: Plan
+    values: Mapping[str, Tensor]
+    results: dict[str, Any]
+
+
+class Compressor:
+    """Compresses one model to several sizes or speeds; the costs and the times of its units are computed once.
+
+    Args:
+        model: a fairseq model; it does not change
+        fit: the data that units are chosen and layers repaired on
+        measured: the data that loss and speed are measured on
+        kinds: the units that may be removed: "heads", "neurons", or both
+        progress: makes a function that wraps an iterable, e.g. a progress bar, from its title
+        timed: whether the speed is measured, in the precision of inference of the model
+        metric: a metric on `measured`; None for the loss alone
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fit: Corpus,
+        measured: Corpus,
+        kinds: Collection[str],
+        progress: Callable[[str], Progress],
+        timed: bool = False,
+        metric: Metric | None = None,
+    ):
+        self.whole, self.fit, self.measured = prune(model), fit, measured
+        self.kinds, self.progress, self.timed, self.metric = tuple(kinds), progress, timed, metric
+        self.parameters = number_of_parameters(self.whole)
+        refuse_shared(self.whole, [block.linear for block in blocks_of(self.whole)])
+        self.fastest: dict[tuple[str, ...], Rates] = {}  # the speed without any units of some kinds
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks whose units can be removed."""
+        return removable(self.whole, self.kinds)
+
+    @cached_property
+    def units(self) -> list[Units]:
+        """The units of these blocks, and what it costs to remove them."""
+        return units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
+
+    @cached_property
+    def measures(self) -> dict[str, float]:
+        """The loss of the whole model in bits, and its score by the name of the metric."""
+        return self._measures_of(self.whole)
+
+    def _measures_of(self, model: nn.Module) -> dict[str, float]:
+        with evaluating(model):
+            measures = {"loss": mean_loss(model, self.measured)}
+        if self.metric:
+            measures[self.metric.name] = self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
+        return measures
+
+    @cached_property
+    def work(self) -> Work | None:
+        """The work whose speed is measured."""
+        return Work(self.whole, self.measured) if self.timed else None
+
+    @cached_property
+    def times(self) -> tuple[float, list[dict[int, float]]]:
+        """How many times as long the same work takes at times, and the share that is saved without units of blocks."""
+        assert self.work
+        return self.work.times(self.whole, self.units, self.progress("times"))
+
+    def compress(
+        self, params: float | None = None, speedup: float | None = None, kinds: Collection[str] = ()
+    ) -> Compressed:
+        """Compress to a number of parameters or to a speed.
+
+        Args:
+            params: parameters to keep, a share (float) or a number (int)
+            speedup: how many times as fast the model must be
+            kinds: the units that may be removed (default: those of the compressor)
+
+        Raises:
+            OutOfReach: if that is not possible
+        """
+        kinds = tuple(kinds) or self.kinds
+        plan = self._plan_of_speed(speedup, kinds) if params is None else self._plan_of_size(params, kinds)
+        small = prune(self.whole, plan.mask, plan.neurons)
+        values = refit_to(self.whole, small, self.fit, self.progress("repair"), plan.neurons)
+        models = (self.whole, small)
+        measured = zip(self.measures.items(), self._measures_of(small).values(), strict=True)
+        pairs = {name: [before, after] for (name, before), after in measured}
+        speed = self.work.speedups(*models)[0] if self.work else None
+        results = {
+            "format": "headgates.compressed/1",
+            "units": list(kinds),
+            "parameters": [*map(number_of_parameters, models)],
+            "heads": [dict(kept_mask(model).layers) for model in models],
+            "ffn_dims": [*map(ffn_dims, models)],
+            "loss": pairs.pop("loss"),
+            "unit": self.fit.objective.unit,
+            "estimate": plan.cost,
+            "speedup": median(speed.rounds) if speed else None,
+            "speedup_interval": list(speed.interval) if speed else None,
+            **pairs,
+        }
+        return Compressed(small, plan, values, results)
+
+    def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
+        units = [each for each in self.units if each.kind in kinds]
+        smallest = self.parameters - sum(each.parameters * each.number for each in units)
+        kept = math.floor(params * self.parameters) if isinstance(params, float) else params
+        if not smallest <= kept <= self.parameters:
+            raise OutOfReach(
+                f"--params is {params}: it must be from {smallest:,} ({smallest / self.parameters:.1%}), without any "
+                f"{' and '.join(kinds)}, to {self.parameters:,}"
+            )
+        return plan_of(self.whole, units, parameters_saved(units), self.parameters - kept)
+
+    def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
+        assert self.work and speedup
+        if speedup == 1:
+            return plan_without(self.whole, (), ())
+        reachable = self._reachable(speedup, kinds)  # before the costs of units, which take longer
+        units = [each for each in self.units if each.kind in kinds]
+        spread, of_blocks = self.times
+        _check_agreement(spread, speedup)
+        saved = [shares for each, shares in zip(self.units, of_blocks, strict=True) if each.kind in kinds]
+        most, saving = sum(max(shares.values()) for shares in saved), 1 - 1 / speedup
+        least = most * saving / (1 - 1 / reachable)  # time is saved outside of the blocks, too
+        plan = plan_of(self.whole, units, saved, least)
+        (rates,) = self._speedups(plan)
+        for _ in range(CORRECTIONS):
+            if _distance(rates, speedup) <= TOLERANCE:
+                break
+            factor = saving / max(1 - 1 / median(rates.rounds), saving / STEP)
+            corrected = min(least * max(factor, 1 / STEP), most)
+            other = plan_of(self.whole, units, saved, corrected)
+            if other == plan:
+                break
+            # Both are measured, because the first measurement may be wrong, not the plan.
+            both = zip((plan, other), (least, corrected), self._speedups(plan, other), strict=True)
+            plan, least, rates = min(both, key=lambda each: _distance(each[-1], speedup))
+        return plan
+
+    def _reachable(self, speedup: float, kinds: tuple[str, ...]) -> float:
+        """Return the speed without any units of some kinds. Raise OutOfReach if it is lower than `speedup`."""
+        if kinds not in self.fastest:
+            blocks = [block for block in self.blocks if kind_of(block) in kinds]
+            self.fastest[kinds] = self._speedups(plan_without_blocks(self.whole, blocks))[0]
+        fastest = self.fastest[kinds]
+        _check_agreement(fastest.interval[1] / fastest.interval[0], speedup)
+        if speedup > (reachable := median(fastest.rounds)):
+            raise OutOfReach(
+                f"--speedup is {speedup:g}: at most {with_interval(reachable, fastest.interval, '.2f')}, the speed "
+                f"without any {' and '.join(kinds)}: embeddings, search and what else is left take this time"
+            )
+        return reachable
+
+    def _speedups(self, *plans: Plan) -> list[Rates]:
+        assert self.work
+        return self.work.speedups(self.whole, *(prune(self.whole, plan.mask, plan.neurons) for plan in plans))
+
+
+def _distance(rates: Rates, speedup: float) -> float:
+    return abs(median(rates.rounds) / speedup - 1)
+
+
+def _check_agreement(ratio: float, speedup: float) -> None:
+    """Raise ValueError if measurements of the same work differ by more than the speed that is asked for."""
+    if ratio > speedup:
+        raise ValueError(
+            f"timings vary by {ratio - 1:.0%}, --speedup is {speedup:g}: the machine is busy, repeat the command when "
+            "it is idle, or pass --params"
+        )
