@@ -232,7 +232,7 @@ def test_a_checkpoint_without_its_option_is_refused(headgates, toy, checkpoints)
     ("more", "line"),
     [
         (["--params", "0.01"], "--params is 0.01: it must be from"),
-        (["--params", "half"], "'half' is neither a number of parameters"),
+        (["--params", "1.0e400"], "'1.0e400' is neither a number of parameters"),
         (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one compressed model, --params names 2: name one"),
         (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),
         ([], "one of the arguments --params --speedup is required"),
