@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq_headgates.analysis.blocks import Block
 from fairseq_headgates.analysis.options import UNITS, Progress
 from fairseq_headgates.analysis.refit import refit_to
 from fairseq_headgates.attention.cuts import kept_mask, prune
@@ -19,7 +20,15 @@ from fairseq_headgates.evaluation.corpus import Corpus
 from fairseq_headgates.evaluation.corpus_losses import mean_loss
 from fairseq_headgates.evaluation.losses import Sample
 from fairseq_headgates.evaluation.metrics import Metric
-from fairseq_headgates.extensions.compress.plan import Plan, Units, parameters_saved, plan_of, units_of
+from fairseq_headgates.extensions.compress.plan import (
+    Plan,
+    Units,
+    blocks_with_units,
+    number_and_parameters,
+    parameters_saved,
+    plan_of,
+    units_of,
+)
 from fairseq_headgates.extensions.compress.timing import Work
 
 TOLERANCE = 0.03  # of the measured speed, relative; beyond it the plan is corrected once
@@ -102,10 +111,13 @@ class Compressor:
 
     @cached_property
     def units(self) -> list[Units]:
-        """The units that can be removed, and what it costs. Alignment heads and the others of their layer stay."""
-        found = units_of(self.whole, self.fit, self.kinds, progress=self.progress("costs"))
+        """The units that can be removed, and what it costs."""
+        return units_of(self.whole, self.fit, self.blocks(self.kinds), progress=self.progress("costs"))
+
+    def blocks(self, kinds: Collection[str]) -> list[Block]:
+        """Return the blocks whose units can be removed. Alignment heads and the others of their layer stay."""
         aligned = {module.name for module in attention_modules(self.whole) if module.attention.aligned}
-        return [each for each in found if each.block.name not in aligned]
+        return [block for block in blocks_with_units(self.whole, kinds) if block.name not in aligned]
 
     @cached_property
     def measures(self) -> dict[str, float]:
@@ -164,16 +176,23 @@ class Compressor:
         }
         return Compressed(small, plan, values, results)
 
-    def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
-        units = [each for each in self.units if each.kind in kinds]
-        smallest = self.parameters - sum(each.parameters * each.number for each in units)
+    def kept(self, params: float, kinds: Collection[str] = ()) -> int:
+        """Return how many parameters a number or a share is. Raise OutOfReach if the model cannot have so few."""
+        kinds = tuple(kinds) or self.kinds
+        units = (number_and_parameters(self.whole, block) for block in self.blocks(kinds))
+        smallest = self.parameters - sum(number * parameters for number, parameters in units)
         kept = math.floor(params * self.parameters) if isinstance(params, float) else params
         if not smallest <= kept <= self.parameters:
             raise OutOfReach(
                 f"--params is {params}: it must be from {smallest:,} ({smallest / self.parameters:.1%}), without any "
                 f"{' and '.join(kinds)}, to {self.parameters:,}"
             )
-        return plan_of(self.whole, units, parameters_saved(units), self.parameters - kept)
+        return kept
+
+    def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
+        least = self.parameters - self.kept(params, kinds)
+        units = [each for each in self.units if each.kind in kinds]
+        return plan_of(self.whole, units, parameters_saved(units), least)
 
     def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
         assert self.work and speedup

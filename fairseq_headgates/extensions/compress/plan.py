@@ -59,21 +59,26 @@ def kind_of(block: Block) -> str:
     return "heads" if block.is_attention else "neurons"
 
 
+def blocks_with_units(model: nn.Module, units: Collection[str] = UNITS) -> list[Block]:
+    """Return the blocks whose units, "heads" or "neurons", can be removed from a result of `attention.cuts.prune`."""
+    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
+    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
+    _check(model, blocks)
+    return blocks
+
+
 def units_of(
-    model: nn.Module, corpus: Corpus, units: Collection[str] = UNITS, sampled: bool = True, progress: Progress = iter
+    model: nn.Module, corpus: Corpus, blocks: Sequence[Block], sampled: bool = True, progress: Progress = iter
 ) -> list[Units]:
-    """Return the units of every block of a model without gates, with the cost of removing them.
+    """Return the units of blocks of a model without gates, with the cost of removing them.
 
     Args:
         model: a result of `attention.cuts.prune`
         corpus: the data
-        units: "heads", "neurons", or both
+        blocks: the blocks, see `blocks_with_units`
         sampled: see `moments`
         progress: wraps the iterable of batches
     """
-    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
-    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
-    _check(model, blocks)
     found = moments(model, corpus, blocks, sampled, progress)
     targets = targets_of(corpus)
     return [_units(model, block, found[block.linear], targets) for block in blocks]
@@ -94,20 +99,26 @@ def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
         raise ValueError(f"neurons cannot be removed from feed-forward blocks with {found}: pass --units heads")
 
 
+def number_and_parameters(model: nn.Module, block: Block) -> tuple[int, int]:
+    """Return the number of units of a block, and the parameters of each."""
+    linear: Any = model.get_submodule(block.linear)
+    outputs, inputs = linear.weight.shape
+    if block.is_attention:
+        attention: Any = model.get_submodule(block.name)
+        number, parts = inputs // attention.head_dim, [getattr(attention, name) for name in attention.INPUTS]
+    else:
+        number, parts = inputs, [model.get_submodule(f"{block.layer}.fc1")]
+    return number, (sum(p.numel() for part in parts for p in part.parameters()) + outputs * inputs) // number
+
+
 def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Units:
     linear: Any = model.get_submodule(block.linear)
     weight = linear.weight.detach().cpu().double()
-    if block.is_attention:
-        attention: Any = model.get_submodule(block.name)
-        size, grain, parts = attention.head_dim, 1, [getattr(attention, name) for name in attention.INPUTS]
-    else:
-        size, grain, parts = 1, GRAIN, [model.get_submodule(f"{block.layer}.fc1")]
-    number = weight.size(1) // size
-    parameters = sum(p.numel() for part in parts for p in part.parameters()) // number + len(weight) * size
+    number, parameters = number_and_parameters(model, block)
     slopes = weight.T @ (found.gradients / max(1.0, found.positions)) @ weight
     scale = found.positions / targets / math.log(2)
-    curve = removal_curve(found.covariance(linear.bias is not None), slopes, size, scale)
-    return Units(block, kind_of(block), parameters, curve, grain)
+    curve = removal_curve(found.covariance(linear.bias is not None), slopes, weight.size(1) // number, scale)
+    return Units(block, kind_of(block), parameters, curve, 1 if block.is_attention else GRAIN)
 
 
 def parameters_saved(units: Sequence[Units]) -> list[dict[int, int]]:
