@@ -7,10 +7,8 @@ needed. fairseq itself reads no options with unknown names.
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
@@ -29,10 +27,8 @@ from fairseq.scoring import register_scorer
 from fairseq.tasks import TASK_REGISTRY, FairseqTask, register_task
 from torch import Tensor
 
-from fairseq_headgates.messages import printable, quoted
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
-
-logger = logging.getLogger(__name__)
 
 
 class Family(NamedTuple):
@@ -112,13 +108,6 @@ def with_known_names(state: Mapping[str, Any], arch: str | None = None) -> tuple
         )
         notice = f"names in the checkpoint that fairseq does not know are replaced: {', '.join(lines)}{hint}"
     return (_with_names(state, replaced) if replaced else dict(state)), notice
-
-
-@cache
-def warn_once(notice: str) -> None:
-    """Log a warning, unless it is empty or was logged before."""
-    if notice:
-        logger.warning(printable(notice))
 
 
 def _usual_names(state: Mapping[str, Any], unknown: Mapping[str, str], model: str) -> dict[str, str | None]:
