@@ -7,7 +7,10 @@ import reprlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NoReturn
+
+logger = logging.getLogger(__name__)
 
 SHOWN = 200  # characters of a wrong value that a message repeats
 LONGEST = 4000  # characters of a message
@@ -63,6 +66,13 @@ def described(error: BaseException) -> str:
     """Return the type and the first line of an error."""
     name, line = type(error).__name__, first_line(error)
     return name if line == name else f"{name}: {line}"
+
+
+@cache
+def warn_once(notice: str) -> None:
+    """Log a warning, unless it is empty or was logged before."""
+    if notice:
+        logger.warning(printable(notice))
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from fairseq_headgates.attention.modules import (
 )
 from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.heads import TYPES, HeadTable, Signature
-from fairseq_headgates.messages import quoted
+from fairseq_headgates.messages import quoted, warn_once
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
-from fairseq_headgates.plugin.models.recognition import warn_once, with_known_names
+from fairseq_headgates.plugin.models.recognition import with_known_names
 from fairseq_headgates.plugin.options.stored import l0_end, model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
 

@@ -19,6 +19,7 @@ from fairseq_headgates.compression.plan import (
     Plan,
     Units,
     kind_of,
+    number_and_parameters,
     parameters_saved,
     plan_of,
     plan_without,
@@ -187,16 +188,24 @@ class Compressor:
         }
         return Compressed(small, plan, values, results)
 
-    def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
-        units = [each for each in self.units if each.kind in kinds]
-        smallest = self.parameters - sum(each.parameters * each.number for each in units)
+    def kept(self, params: float, kinds: Collection[str] = ()) -> int:
+        """Return how many parameters a number or a share is. Raise OutOfReach if the model cannot have so few."""
+        kinds = tuple(kinds) or self.kinds
+        blocks = [block for block in self.blocks if kind_of(block) in kinds]
+        units = (number_and_parameters(self.whole, block) for block in blocks)
+        smallest = self.parameters - sum(number * parameters for number, parameters in units)
         kept = math.floor(params * self.parameters) if isinstance(params, float) else params
         if not smallest <= kept <= self.parameters:
             raise OutOfReach(
                 f"--params is {params}: it must be from {smallest:,} ({smallest / self.parameters:.1%}), without any "
                 f"{' and '.join(kinds)}, to {self.parameters:,}"
             )
-        return plan_of(self.whole, units, parameters_saved(units), self.parameters - kept)
+        return kept
+
+    def _plan_of_size(self, params: float, kinds: tuple[str, ...]) -> Plan:
+        least = self.parameters - self.kept(params, kinds)
+        units = [each for each in self.units if each.kind in kinds]
+        return plan_of(self.whole, units, parameters_saved(units), least)
 
     def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
         assert self.work and speedup

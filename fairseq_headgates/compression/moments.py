@@ -75,12 +75,11 @@ def moments(
     types = {block.linear: block.attention_type for block in blocks}
     sums = {name: [_square(each.in_features + 1), _square(each.out_features)] for name, each in layers.items()}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    generator = torch.Generator().manual_seed(1)
     with evaluating(model), differentiable(model), torch.enable_grad(), ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(partial(_see, seen, name)).remove)
         for sample in progress(corpus.batches):
-            targets = corpus.objective.drawn(model, sample, generator) if sampled else sample
+            targets = corpus.objective.drawn(model, sample) if sampled else sample
             seen.clear()
             slopes = gradients(corpus.losses(model, targets), [inserted for _, inserted in seen.values()])
             for (name, (inputs, _)), slope in zip(seen.items(), slopes, strict=True):

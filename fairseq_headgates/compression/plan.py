@@ -95,20 +95,26 @@ def removable(model: nn.Module, units: Collection[str]) -> list[Block]:
     return blocks
 
 
+def number_and_parameters(model: nn.Module, block: Block) -> tuple[int, int]:
+    """Return the number of units of a block, and the parameters of each."""
+    linear: Any = model.get_submodule(block.linear)
+    outputs, inputs = linear.weight.shape
+    if block.is_attention:
+        attention: Any = model.get_submodule(block.name)
+        number, parts = inputs // attention.head_dim, [getattr(attention, name) for name in attention.INPUTS]
+    else:
+        number, parts = inputs, [model.get_submodule(f"{block.layer}.fc1")]
+    return number, (sum(p.numel() for part in parts for p in part.parameters()) + outputs * inputs) // number
+
+
 def _units(model: nn.Module, block: Block, found: Moments, targets: int) -> Units:
     linear: Any = model.get_submodule(block.linear)
     weight = linear.weight.detach().cpu().double()
-    if block.is_attention:
-        attention: Any = model.get_submodule(block.name)
-        size, grain, parts = attention.head_dim, 1, [getattr(attention, name) for name in attention.INPUTS]
-    else:
-        size, grain, parts = 1, GRAIN, [model.get_submodule(f"{block.layer}.fc1")]
-    number = weight.size(1) // size
-    parameters = sum(p.numel() for part in parts for p in part.parameters()) // number + len(weight) * size
+    number, parameters = number_and_parameters(model, block)
     slopes = weight.T @ (found.gradients / max(1.0, found.positions)) @ weight
     scale = found.positions / targets / math.log(2)
-    curve = removal_curve(found.covariance(linear.bias is not None), slopes, size, scale)
-    return Units(block, kind_of(block), parameters, curve, grain)
+    curve = removal_curve(found.covariance(linear.bias is not None), slopes, weight.size(1) // number, scale)
+    return Units(block, kind_of(block), parameters, curve, 1 if block.is_attention else GRAIN)
 
 
 def parameters_saved(units: Sequence[Units]) -> list[dict[int, int]]:

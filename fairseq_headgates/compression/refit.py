@@ -36,11 +36,12 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.workers import all_reduce
 from fairseq_headgates.heads import Mask
-from fairseq_headgates.messages import check_finite
+from fairseq_headgates.messages import check_finite, warn_once
 from fairseq_headgates.scores.derivatives import differentiable
 from fairseq_headgates.scores.options import Progress
 
 RIDGE = 0.1
+ROWS = 10  # with fewer for each unknown there is a warning
 SMALL_RIDGE = 1e-4  # for W': contexts may be almost linearly dependent
 
 
@@ -234,7 +235,7 @@ class _LeastSquares:
     def solve(self, ridge: float) -> None:
         """Set weight and bias to what minimises E |W x + b - t|^2 + ridge m |W - W_before|^2, over all workers.
 
-        m is the mean square of the inputs x; the bias is not penalised.
+        m is the mean square of the inputs x; the bias is not penalised. With few rows, log a warning.
 
         Raises:
             ValueError: if there are fewer rows than unknowns, or sums are not finite
@@ -243,6 +244,11 @@ class _LeastSquares:
         if rows < len(of_inputs):
             raise ValueError(
                 f"{self.name} has {len(of_inputs)} unknowns for each output, and the data have {int(rows)} tokens: "
+                "refit on more sentences"
+            )
+        if rows < ROWS * len(of_inputs):
+            warn_once(
+                f"a refit has fewer than {ROWS} tokens for each unknown, and may raise the loss on other data: "
                 "refit on more sentences"
             )
         check_finite(f"activations at {self.name}", of_inputs, of_targets)

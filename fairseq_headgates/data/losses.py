@@ -68,21 +68,31 @@ def _adaptive_cross_entropies(adaptive: Any, features: Tensor, words: Tensor) ->
     return found
 
 
-def drawn_tokens(model: Any, sample: Sample, counted: Tensor, generator: torch.Generator) -> Tensor:
+def drawn_tokens(model: Any, sample: Sample, counted: Tensor) -> Tensor:
     """Return a token for each that is `counted` [B, T], drawn from the distribution of the model: [N]."""
     decoder, features = model.decoder, outputs(model, sample)[counted]
     adaptive = getattr(decoder, "adaptive_softmax", None)
     if adaptive is None and not takes_features_only(model):
-        return draw(features, generator)
+        return draw(features, uniforms(sample, counted))
     layer = decoder.output_layer if adaptive is None else lambda x: adaptive.get_log_prob(x[None], None)[0]
     rows = max(1, LOGITS[features.device.type] // len(layer(features[:1])[0]))
-    return torch.cat([draw(layer(part), generator) for part in features.split(rows)])
+    parts = zip(features.split(rows), uniforms(sample, counted).split(rows), strict=True)
+    return torch.cat([draw(layer(x), uniform) for x, uniform in parts])
 
 
-def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a number for each row of `logits` [N, V], drawn from their softmax on the CPU: [N]."""
-    probabilities = at_least_single(logits).softmax(-1).cpu()
-    return torch.multinomial(probabilities, 1, generator=generator).view(-1).to(logits.device)
+def uniforms(sample: Sample, counted: Tensor) -> Tensor:
+    """Return a random number from 0 to 1 for each target that is `counted` [B, T], on the CPU: [N].
+
+    Those of a sentence depend on its number in the data alone, not on the batch.
+    """
+    generator, numbers = torch.Generator(), zip(sample["id"].tolist(), counted.sum(1).tolist(), strict=True)
+    return torch.cat([torch.rand(n, generator=generator.manual_seed(sentence)).double() for sentence, n in numbers])
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Return a number for each row of `logits` [N, V], drawn from their softmax by inversion on the CPU: [N]."""
+    sums = at_least_single(logits).softmax(-1).cpu().double().cumsum(-1)
+    return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True).view(-1).to(logits.device)
 
 
 def at_least_single(x: Tensor) -> Tensor:

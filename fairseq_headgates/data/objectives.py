@@ -16,7 +16,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
-from fairseq_headgates.data.losses import LN2, Sample, at_least_single, draw, drawn_tokens, token_losses
+from fairseq_headgates.data.losses import LN2, Sample, at_least_single, draw, drawn_tokens, token_losses, uniforms
 from fairseq_headgates.messages import quoted
 
 BLOCK = ("tokens_per_sample", "sample_break_mode", "stream_blocks")  # how a text is cut
@@ -91,10 +91,10 @@ class Objective:
         return token_losses(model, sample, self.counted(sample))
 
     @torch.no_grad()
-    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
+    def drawn(self, model: nn.Module, sample: Sample) -> Sample:
         """Return the batch with targets drawn from the model's own distribution instead of those that count."""
         counted = self.counted(sample)
-        drawn = drawn_tokens(model, sample, counted, generator)
+        drawn = drawn_tokens(model, sample, counted)
         return {**sample, "target": sample["target"].masked_scatter(counted, drawn)}
 
 
@@ -145,11 +145,11 @@ class FromLogits(Objective):
         return found.new_zeros(counted.shape).masked_scatter(counted, found)
 
     @torch.no_grad()
-    def drawn(self, model: nn.Module, sample: Sample, generator: torch.Generator) -> Sample:
+    def drawn(self, model: nn.Module, sample: Sample) -> Sample:
         """Return the batch with targets drawn from the model's own distribution instead of those that count."""
-        target = sample["target"]
-        drawn = draw(self.logits(model, sample), generator)
-        return {**sample, "target": target.masked_scatter(self.counted(sample).view_as(target), drawn)}
+        counted, target = self.counted(sample), sample["target"]
+        drawn = draw(self.logits(model, sample), uniforms(sample, counted))
+        return {**sample, "target": target.masked_scatter(counted.view_as(target), drawn)}
 
 
 class MaskedTokens(FromLogits):

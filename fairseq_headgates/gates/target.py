@@ -80,6 +80,6 @@ def _number(number: str, text: str) -> int | float:
         value = parse_count(number)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf or (isinstance(value, float) and value > 1):
+    if not value >= 0 or (isinstance(value, float) and value > 1):
         raise ValueError(f"the target is {quoted(text)}: it must be {FORMS}")
     return value

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from decimal import ROUND_HALF_UP, Decimal
 
 
 def parse_count(text: str) -> int | float:
-    """Parse a number, an int, or a fraction, a float. Raise ValueError, without a message for the user."""
-    return float(text) if "." in text else int(text)
+    """Parse a number, an int, or a finite fraction, a float. Raise ValueError, without a message for the user."""
+    value = float(text) if "." in text else int(text)
+    if abs(value) == math.inf:
+        raise ValueError
+    return value
 
 
 def count_of(number: int | float, total: int) -> int:

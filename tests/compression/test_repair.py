@@ -11,9 +11,10 @@ from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentence
 
 from fairseq_headgates import HeadTable, compress, prune, refit
 from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.compression import refit as refitting
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
-from fairseq_headgates.scores import refit as refitting
+from fairseq_headgates.messages import warn_once
 
 MASK = HeadTable(
     {"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]], "dec-self": [[1, 1, 1, 1], [0, 1, 0, 1]], "dec-enc": [[0, 0, 0, 1]] * 2}
@@ -204,6 +205,17 @@ def test_too_few_tokens_are_refused():
     rule = "encoder.layers.0.self_attn.out_proj has 25 unknowns for each output, and the data have 21 tokens: refit on"
     with pytest.raises(ValueError, match=rule):
         refit(make_model(), MASK, TASK, [sample(sentences())])
+
+
+@pytest.mark.parametrize(("number", "lines"), [(1000, 0), (40, 1)])
+def test_few_tokens_are_reported_once(number, lines, caplog):
+    """The widest layer has 65 unknowns."""
+    warn_once.cache_clear()
+    for _ in range(2):
+        refit(make_model(), MASK, TASK, [sample(many_sentences(number))])
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "a refit has fewer than 10 tokens for each unknown"
+    ] * lines
 
 
 def test_weights_that_are_not_finite_are_refused():

@@ -1,4 +1,4 @@
-"""The losses of models whose forward pass has no `features_only` are those of their probabilities."""
+"""Losses and drawn targets against the probabilities, also of models whose forward pass has no `features_only`."""
 
 import math
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 from support.any_model import SPOKEN, TEXT, build
 from support.models import PAD
+from support.sentences import PAIRS, TASK, make_model, sample
 
-from fairseq_headgates.data.losses import token_losses
+from fairseq_headgates.data.losses import draw, token_losses
+from fairseq_headgates.data.objectives import Objective
 
 CUTOFF = {"adaptive_softmax_cutoff": "8,16"}
 
@@ -33,3 +35,26 @@ def test_losses_are_those_of_the_probabilities(name, options, inputs):
         log_p = model.get_normalized_probs(model(**inputs), log_probs=True, sample=sample)
     expected = -log_p.gather(2, target[:, :, None]).squeeze(2) / math.log(2)
     torch.testing.assert_close(found, expected * target.ne(PAD), atol=1e-5, rtol=1e-5)
+
+
+def test_drawn_numbers_have_the_probabilities():
+    """Of evenly spread numbers from 0 to 1, the share of a class is its probability; that of an impossible one 0."""
+    probabilities, number = torch.tensor([0.0, 0.3, 0.0, 0.5, 0.2, 0.0]), 1000
+    drawn = draw(probabilities.log().expand(number, -1), torch.arange(number).double() / number)
+    torch.testing.assert_close(drawn.bincount(minlength=6) / number, probabilities, atol=2 / number, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive_softmax_cutoff": [10, 25]}])
+def test_a_sentence_draws_the_same_targets_in_every_batch(options):
+    """Alone, and in two batches with others, whose padding differs; other sentences draw others."""
+    model, objective = make_model(**options), Objective(TASK)
+    numbers = [[*range(0, 40, 2)], [*range(1, 40, 2)]]
+    batches = [{**sample([PAIRS[i] for i in of_batch]), "id": torch.tensor(of_batch)} for of_batch in numbers]
+    together = {}
+    for batch in batches:
+        rows = zip(batch["id"].tolist(), objective.drawn(model, batch)["target"], batch["target"] != PAD, strict=True)
+        together |= {number: drawn[counted].tolist() for number, drawn, counted in rows}
+    for number, pair in enumerate(PAIRS):
+        one = objective.drawn(model, {**sample([pair]), "id": torch.tensor([number])})
+        assert together[number] == one["target"][0].tolist()
+    assert len({tuple(tokens) for tokens in together.values()}) > 30

@@ -36,6 +36,8 @@ def run(options: CompressOptions) -> str | None:
             raise ValueError(f"--metric is {options.metric}, which this --task does not have: leave it out")
         metric = session.metric(options.metric, model, measured) if options.metric else None
         compressor = Compressor(model, fit, measured, options.units, session.progress, timed, metric)
+        for size in options.params:  # before the costs, which take minutes
+            compressor.kept(size)
         results = []
         alone = [(kind,) for kind in options.units] if options.plot and len(options.units) > 1 else []
         for kinds, budget in itertools.product([options.units, *alone], budgets):

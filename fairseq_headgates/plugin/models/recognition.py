@@ -7,10 +7,8 @@ needed. fairseq itself reads no options with unknown names.
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
@@ -29,12 +27,10 @@ from fairseq.scoring import register_scorer
 from fairseq.tasks import TASK_REGISTRY, FairseqTask, register_task
 from torch import Tensor
 
-from fairseq_headgates.messages import printable, quoted
+from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.models.presets import base_preset, preset_of
 from fairseq_headgates.plugin.options.stored import flat_options
 from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
-
-logger = logging.getLogger(__name__)
 
 
 class Family(NamedTuple):
@@ -122,13 +118,6 @@ def assumed_options(args: argparse.Namespace, model: str) -> dict[str, Any]:
 def _stock(architecture: str) -> Any:
     """Return the model of one of fairseq's architectures."""
     return ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY[architecture]
-
-
-@cache
-def warn_once(notice: str) -> None:
-    """Log a warning, unless it is empty or was logged before."""
-    if notice:
-        logger.warning(printable(notice))
 
 
 def _usual_names(state: Mapping[str, Any], unknown: Mapping[str, str], model: str) -> dict[str, str | None]:

@@ -18,7 +18,7 @@ from support.models import logits, make_args, make_batch, make_task
 from fairseq_headgates import HeadTable
 from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
-from fairseq_headgates.plugin.models import recognition
+from fairseq_headgates.messages import warn_once
 from fairseq_headgates.plugin.models.mixin import head_gates_class
 from fairseq_headgates.plugin.models.recognition import (
     FAMILIES,
@@ -92,7 +92,7 @@ def test_a_roberta_of_a_user_directory_of_others(form, caplog):
     state["model"] = {name.replace("encoder.", "decoder.", 1): weight for name, weight in state["model"].items()}
     state = form(state)
     before = copy.deepcopy(state)
-    recognition.warn_once.cache_clear()
+    warn_once.cache_clear()
     torch.testing.assert_close(states(build_model(state), sample), states(model, sample), rtol=0, atol=1e-6)
     (warning,) = caplog.messages
     assert "architecture 'our_small' by roberta, criterion 'our_loss' by masked_lm, optimizer 'our_sgd'" in warning
