@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.anatomy import Block, blocks_of
+from fairseq_headgates.attention.anatomy import Block, attention_modules, blocks_of
 from fairseq_headgates.attention.cuts import head_positions, prune
 from fairseq_headgates.attention.hooks import recorded, replaced_forward
-from fairseq_headgates.attention.modules import attention_modules, evaluating, refuse_shared
+from fairseq_headgates.attention.modules import evaluating, refuse_shared
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.workers import all_reduce
