@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fairseq_headgates.attention.anatomy import attention_modules, under_all_names
 from fairseq_headgates.attention.gating import leave_method
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.attention.modules import (
-    attention_modules,
     gate_values,
     head_counts,
     head_factors,
@@ -221,12 +221,6 @@ def _computed_weights(attention: HeadAttention) -> Iterator[str]:
             yield f"{name} ({type(projection).__name__})"
 
 
-def under_all_names(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
-    """Return the cuts by every name that a layer has in the state dict: parts of a model may share layers."""
-    cut_of = {model.get_submodule(name): cut for name, cut in layer_cuts.items()}
-    return {name: cut_of[m] for name, m in model.named_modules(remove_duplicate=False) if m in cut_of}
-
-
 def with_gates_of(layer_cuts: Mapping[str, Cut], model: nn.Module) -> dict[str, Cut]:
     """Return cuts that keep the same heads and fold the gates of another `model` of the same shape."""
     values = head_factors(model)
@@ -355,9 +349,8 @@ def cache_bytes(model: nn.Module, attention_type: str) -> int:
 def pad_heads(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state dict of a pruned model in the shapes of the stock model, with zeros for removed heads."""
     filled = dict(tensors)
-    for site_name, attention in model.named_modules(remove_duplicate=False):
-        if not isinstance(attention, HeadAttention):
-            continue
+    attentions: dict[str, Any] = {module.name: module.attention for module in attention_modules(model)}
+    for site_name, attention in under_all_names(attentions, model).items():
         positions = head_positions(attention.kept, attention.head_dim)
         size = attention.heads * attention.head_dim
         out = tensors[f"{site_name}.out_proj.weight"]

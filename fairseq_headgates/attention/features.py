@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fairseq.models import FairseqEncoderModel, FairseqLanguageModel, FairseqMultiModel, transformer
+from fairseq.models import FairseqMultiModel, transformer
 from fairseq.modules import CharacterTokenEmbedder, MultiheadAttention, transformer_layer
 from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 
+from fairseq_headgates.attention.anatomy import LAYER_ATTRIBUTES, attention_modules, layers_of, stacks_of
 from fairseq_headgates.attention.head_attention import HeadAttention
-from fairseq_headgates.heads import TYPES, attention_type_and_layer
+from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference.beam_stacks import BeamDecoder, BeamEncoder
 
 # Features by name, with their description in messages.
@@ -43,13 +44,6 @@ FEATURES = {
     "scale-resids": "scaled residuals (--scale-resids)",
     "lang-tok": "language tokens in place of <s> and </s> (--lang-tok-replacing-bos-eos)",
 }
-# Attributes of fairseq's layers and the features that they implement.
-LAYER_ATTRIBUTES = {
-    "attn_ln": "scale-attn",
-    "c_attn": "scale-heads",
-    "ffn_layernorm": "scale-fc",
-    "w_resid": "scale-resids",
-}
 # Classes are compared by identity, because a subclass may compute something else.
 ENCODERS = {transformer.TransformerEncoder, transformer.TransformerEncoderBase, BeamEncoder}
 DECODERS = {transformer.TransformerDecoder, transformer.TransformerDecoderBase, BeamDecoder}
@@ -69,7 +63,7 @@ def model_features(model: nn.Module) -> dict[str, str]:
     if strange:
         return {f"class {name}": f"a part of class {name}" for name in strange}
     features = {*_stack_features(model), *_option_features(getattr(model, "args", None))}
-    layers = [layer for stack in stack_modules(model).values() for layer in stack.layers.children()]
+    layers = layers_of(model)
     features |= {
         feature
         for name, feature in LAYER_ATTRIBUTES.items()
@@ -78,10 +72,9 @@ def model_features(model: nn.Module) -> dict[str, str]:
     if any(getattr(layer, "quant_noise", 0) for layer in layers):
         features.add("quant-noise")
     types: dict[str, dict[str, None]] = {}  # a feature of attention: the attention types that have it, in order
-    for name, module in model.named_modules():
-        if isinstance(module, MultiheadAttention):
-            for feature in _attention(module):
-                types.setdefault(feature, {})[attention_type_and_layer(name)[0]] = None
+    for module in attention_modules(model):
+        for feature in _attention(module.attention):
+            types.setdefault(feature, {})[module.attention_type] = None
     return {
         name: text.format(types=", ".join(sorted(types.get(name, ()), key=TYPES.index)))
         for name, text in FEATURES.items()
@@ -111,30 +104,12 @@ def option_features(args: Any) -> dict[str, str]:
     return {name: text for name, text in FEATURES.items() if name in features}
 
 
-def is_language_model(model: nn.Module) -> bool:
-    """Return whether a model is a language model of fairseq: a decoder without an encoder."""
-    return isinstance(model, FairseqLanguageModel)
-
-
-def stacks_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the stacks of layers of a transformer: "encoder" and "decoder", or one of them alone."""
-    if is_language_model(model):
-        return ("decoder",)
-    return ("encoder",) if isinstance(model, FairseqEncoderModel) else ("encoder", "decoder")
-
-
-def stack_modules(model: Any) -> dict[str, Any]:
-    """Return the stacks of layers of a transformer: {"encoder" or "decoder": module with `layers`}."""
-    stacks = {side: getattr(model, side, None) for side in stacks_of(model)}
-    return {side: getattr(stack, "sentence_encoder", stack) for side, stack in stacks.items()}
-
-
 def _foreign_classes(model: nn.Module) -> Iterator[str]:
     if isinstance(model, FairseqMultiModel):
         yield type(model).__name__
         return
     classes = {"encoder": (ENCODERS, ENCODER_LAYERS), "decoder": (DECODERS, DECODER_LAYERS)}
-    for side, stack in stack_modules(model).items():
+    for side, stack in stacks_of(model).items():
         known, layers = classes[side]
         if type(stack) not in known:
             yield type(model if stack is None else stack).__name__
@@ -143,7 +118,7 @@ def _foreign_classes(model: nn.Module) -> Iterator[str]:
 
 
 def _stack_features(model: Any) -> Iterator[str]:
-    sides = stack_modules(model)
+    sides = stacks_of(model)
     for side, stack in sides.items():
         if not len(stack.layers):
             yield f"no-{side}-layers"

@@ -9,8 +9,9 @@ import torch
 from fairseq.models import FairseqMultiModel
 from torch import nn
 
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.features import other_attention
-from fairseq_headgates.attention.modules import attention_modules, gated_modules, head_counts, like, use_head_attention
+from fairseq_headgates.attention.modules import gated_modules, head_counts, like, use_head_attention
 from fairseq_headgates.gates import OPEN, GateMethod, HardConcrete, HeadGates, L0Gates
 from fairseq_headgates.heads import Mask, as_mask, check_shape
 

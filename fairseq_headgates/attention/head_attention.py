@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import attention_type_and_layer
 from fairseq_headgates.attention.weights import attention_weights, fused_contexts, join_masks, per_hypothesis
 from fairseq_headgates.gates import HeadGates
-from fairseq_headgates.heads import attention_type_and_layer
 from fairseq_headgates.inference import packed_linear
 from fairseq_headgates.inference.shapes import merge_heads, split_heads
 

@@ -1,19 +1,22 @@
-"""Observe the heads of a model: hooks on attention weights and contexts.
+"""Observe a model: hooks on the attention weights and contexts of its heads, and on inputs and outputs of modules.
 
 Shapes: B batch, T target length, S source length, H heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import AttentionModule, attention_modules
 from fairseq_headgates.attention.head_attention import HeadHook
-from fairseq_headgates.attention.modules import AttentionModule, attention_modules, use_head_attention
+from fairseq_headgates.attention.modules import use_head_attention
 from fairseq_headgates.heads import TYPES
 
 
@@ -52,6 +55,30 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
             del module.forward
         else:
             module.forward = instance_forward
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The first input and the output of modules in their last forward pass, by the keys given to `recorded`."""
+
+    inputs: dict[Any, Tensor]
+    outputs: dict[Any, Any]
+
+
+@contextmanager
+def recorded(
+    inputs: Mapping[Any, nn.Module] = MappingProxyType({}), outputs: Mapping[Any, nn.Module] = MappingProxyType({})
+) -> Iterator[Recorded]:
+    """Context manager that records the first input of some modules and the output of others, {key: module}."""
+    seen = Recorded({}, {})
+    with ExitStack() as hooks:
+        for key, module in inputs.items():
+            hook = module.register_forward_pre_hook(lambda _, args, key=key: seen.inputs.update({key: args[0]}))
+            hooks.callback(hook.remove)
+        for key, module in outputs.items():
+            hook = module.register_forward_hook(lambda _, __, output, key=key: seen.outputs.update({key: output}))
+            hooks.callback(hook.remove)
+        yield seen
 
 
 @dataclass(frozen=True)

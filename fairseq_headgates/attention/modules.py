@@ -1,4 +1,4 @@
-"""Find the attention layers of a fairseq model and replace them by `HeadAttention`.
+"""Replace the attention layers of a fairseq model by `HeadAttention`, and read their gates.
 
 Shapes: B batch, T target length, S source length, L layers, H heads, D head size.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,56 +15,14 @@ from fairseq.modules import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import AttentionModule, attention_modules
 from fairseq_headgates.attention.features import attention_features, other_attention
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.attention.weights import average_open_heads
 from fairseq_headgates.compat import without_shortcut
 from fairseq_headgates.gates import L0_REDUCTIONS, GateMethod, HeadGates
-from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer
+from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.messages import quoted
-
-ACROSS_CHANNELS = "cross_channel_attn"  # of speech_dlm, between two speakers: it is of none of the types
-
-
-@dataclass(frozen=True)
-class AttentionModule:
-    """One attention layer of a model: its type, its layer number from 0, its module name, and the module."""
-
-    attention_type: str
-    layer: int
-    name: str
-    attention: MultiheadAttention
-
-
-def attention_modules(model: nn.Module) -> list[AttentionModule]:
-    """Return all attention layers of a fairseq model, stock or `HeadAttention`, ordered by type and layer.
-
-    The layers of a type are counted over all encoders or decoders of the model, in the order of its modules. A module
-    that several parts of the model share is one layer.
-
-    Raises:
-        ValueError: if the layers of a type have different numbers of heads
-    """
-    modules_by_type: dict[str, list[AttentionModule]] = {attention_type: [] for attention_type in TYPES}
-    for name, module in model.named_modules():
-        if isinstance(module, MultiheadAttention) and not name.endswith(ACROSS_CHANNELS):
-            attention_type, _ = attention_type_and_layer(name)
-            modules = modules_by_type[attention_type]
-            modules.append(AttentionModule(attention_type, len(modules), name, module))
-    for attention_type, modules in modules_by_type.items():
-        heads = sorted({_heads(module) for module in modules})
-        if len(heads) > 1:
-            numbers = " and ".join(map(str, heads))
-            raise ValueError(
-                f"{type(model).__name__} has {attention_type} layers with {numbers} heads: all layers of an attention "
-                "type must have the same number, build the model with one number of heads for each type"
-            )
-    return [module for modules in modules_by_type.values() for module in modules]
-
-
-def _heads(module: AttentionModule) -> int:
-    """Return the number of heads of a layer, removed heads included."""
-    return getattr(module.attention, "heads", module.attention.num_heads)
 
 
 def like(attention: MultiheadAttention) -> Tensor:
@@ -104,7 +61,7 @@ def head_counts(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return {type: (layers, heads per layer)} of a model, removed heads included."""
     modules = attention_modules(model)
     return {
-        attention_type: (len(group), _heads(group[0]))
+        attention_type: (len(group), group[0].heads)
         for attention_type in TYPES
         if (group := [module for module in modules if module.attention_type == attention_type])
     }

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import blocks_of
 from fairseq_headgates.attention.cuts import Cut, apply_cuts
-from fairseq_headgates.attention.modules import attention_modules
 
 
 def feed_forward_layers(model: nn.Module) -> dict[str, list[str]]:
@@ -19,12 +19,10 @@ def feed_forward_layers(model: nn.Module) -> dict[str, list[str]]:
 
     They are counted over all encoders or decoders of the model, in the order of its modules.
     """
-    with_attention = {module.name.rpartition(".")[0] for module in attention_modules(model)}
     found: dict[str, list[str]] = {}
-    for name, layer in model.named_modules():
-        linears = (getattr(layer, "fc1", None), getattr(layer, "fc2", None))
-        if name in with_attention and all(isinstance(linear, nn.Linear) for linear in linears):
-            found.setdefault("decoder" if "decoder" in name else "encoder", []).append(name)
+    for block in blocks_of(model):
+        if not block.is_attention:
+            found.setdefault(block.side, []).append(block.layer)
     return found
 
 

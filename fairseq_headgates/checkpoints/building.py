@@ -13,6 +13,7 @@ from typing import Any
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import number_of_layers, stack_names
 from fairseq_headgates.attention.features import option_features
 from fairseq_headgates.attention.freezing import freeze
 from fairseq_headgates.attention.modules import (
@@ -131,7 +132,7 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
         raise ValueError("this checkpoint is not supported: " + "; ".join(reasons))
     weights = model_class.current_names(state["model"])
     try:
-        stacks = list(model_class.stacks.values())
+        stacks = list(stack_names(model_class).values())
         task = _Task(weights, stacks, len(stacks) == 1 or getattr(args, "share_all_embeddings", False))
         model_class.set_defaults(args)
         _check_layers(args, weights, model_class)
@@ -153,12 +154,11 @@ def build_model(state: Mapping[str, Any]) -> nn.Module:
 
 def _check_layers(args: argparse.Namespace, weights: Mapping[str, Tensor], model_class: type[HeadGatesMixin]) -> None:
     """Raise ValueError for more layers than are stored: building them could take without end."""
-    layers = {f"{side}_layers": f"{stack}.layers" for side, stack in model_class.stacks.items()}
+    stacks = {f"{side}_layers": stack for side, stack in stack_names(model_class).items()}
     if getattr(args, "character_embeddings", False):
-        layers["char_embedder_highway_layers"] = "decoder.embed_tokens.highway.layers"
-    for option, prefix in layers.items():
-        number = getattr(args, option)
-        stored = len({name[len(prefix) :].split(".")[1] for name in weights if name.startswith(f"{prefix}.")})
+        stacks["char_embedder_highway_layers"] = "decoder.embed_tokens.highway"
+    for option, stack in stacks.items():
+        number, stored = getattr(args, option), number_of_layers(weights, stack)
         if number > stored:
             raise ValueError(f"the stored option {option} is {quoted(number)}, but the weights have {stored} layers")
 

@@ -17,15 +17,8 @@ from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.cuts import (
-    Pruned,
-    as_state_dict,
-    cut_copy,
-    cut_tensors,
-    kept_mask,
-    pad_heads,
-    under_all_names,
-)
+from fairseq_headgates.attention.anatomy import under_all_names
+from fairseq_headgates.attention.cuts import Pruned, as_state_dict, cut_copy, cut_tensors, kept_mask, pad_heads
 from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
 from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer

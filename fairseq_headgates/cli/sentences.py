@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_headgates.attention.features import stacks_of
+from fairseq_headgates.attention.anatomy import stacks_of
 from fairseq_headgates.cli.options import ChosenSentences
 from fairseq_headgates.cli.session import Session
 from fairseq_headgates.data.losses import Sample

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairseq_headgates.attention.anatomy import Block, blocks_of
-from fairseq_headgates.attention.modules import attention_modules, module_table
+from fairseq_headgates.attention.anatomy import Block, attention_modules, blocks_of
+from fairseq_headgates.attention.modules import module_table
 from fairseq_headgates.compression.moments import Moments, moments, targets_of
 from fairseq_headgates.compression.search import Curve, choose, removal_curve
 from fairseq_headgates.data.corpus import Corpus

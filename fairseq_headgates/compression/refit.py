@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.anatomy import Block, blocks_of
+from fairseq_headgates.attention.anatomy import Block, attention_modules, blocks_of
 from fairseq_headgates.attention.cuts import head_positions, prune
-from fairseq_headgates.attention.hooks import replaced_forward
-from fairseq_headgates.attention.modules import attention_modules, evaluating, refuse_shared
+from fairseq_headgates.attention.hooks import recorded, replaced_forward
+from fairseq_headgates.attention.modules import evaluating, refuse_shared
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.workers import all_reduce
@@ -168,21 +168,14 @@ class _Passes:
 
     def until(self, last: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Iterator[_Seen]:
         """Yield what was seen of modules in the pass of each batch, which ends after the module `last`."""
-        seen = _Seen({}, {})
-        with ExitStack() as hooks:
-            for name in inputs:
-                module = self.model.get_submodule(name)
-                hook = module.register_forward_pre_hook(lambda _, x, name=name: seen.inputs.update({name: x[0]}))
-                hooks.callback(hook.remove)
-            for name in outputs:
-                module = self.model.get_submodule(name)
-                hook = module.register_forward_hook(lambda _, __, y, name=name: seen.outputs.update({name: y}))
-                hooks.callback(hook.remove)
+        modules = {name: self.model.get_submodule(name) for name in {*inputs, *outputs, last}}
+        chosen = ({name: modules[name] for name in names} for names in (inputs, outputs))
+        with recorded(*chosen) as seen, ExitStack() as hooks:
             if self.in_parts:
-                hooks.callback(self.model.get_submodule(last).register_forward_hook(_stop).remove)
+                hooks.callback(modules[last].register_forward_hook(_stop).remove)
             for number, sample in enumerate(self.corpus.batches):
                 self._run(number, sample)
-                yield seen
+                yield _Seen(seen.inputs, seen.outputs)
 
     def finish(self, layer: str, outputs: list[Any] | None = None) -> None:
         """Compute a layer and those before it no more: later passes return its `outputs`, one for each batch."""

@@ -9,8 +9,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.cuts import prune
-from fairseq_headgates.attention.modules import attention_modules, module_table
+from fairseq_headgates.attention.modules import module_table
 from fairseq_headgates.compression.plan import Units, units_of
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.heads import HeadTable

@@ -19,7 +19,7 @@ from fairseq.data import BaseWrapperDataset
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder, LearnedPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.features import stacks_of
+from fairseq_headgates.attention.anatomy import stacks_of
 from fairseq_headgates.data.binarised import check_sizes, is_empty, subset_files
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import Classes, Objective, objective_of, options_of
@@ -198,7 +198,7 @@ def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
 
 def _check_task(task: Any, model: Any) -> None:
     """Raise ValueError for a task that the model is not for, or for blocks of text that are too long for it."""
-    objective, stacks = objective_of(task), stacks_of(model)
+    objective, stacks = objective_of(task), tuple(stacks_of(model))
     mem_len: Any = getattr(getattr(model, "decoder", None), "mem_len", 0)
     if isinstance(objective, Classes) and len(stacks) == 2 and getattr(model, "classification_heads", None):
         raise ValueError(

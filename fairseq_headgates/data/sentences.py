@@ -11,7 +11,7 @@ from fairseq import utils
 from fairseq.data import LanguagePairDataset, ListDataset
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.features import is_language_model, stacks_of
+from fairseq_headgates.attention.anatomy import stacks_of
 from fairseq_headgates.data.corpus import Corpus, check_tokens, load_dataset
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import objective_of
@@ -105,7 +105,7 @@ def _text_sample(task: Any, model: Any, line: str) -> Sample:
 
     The text of a language model begins as fairseq's texts to continue do.
     """
-    dictionary, encoder = task.source_dictionary, not is_language_model(model)
+    dictionary, encoder = task.source_dictionary, "encoder" in stacks_of(model)
     with_bos = encoder or getattr(task.args, "add_bos_token", False)
     ids = [dictionary.bos() if with_bos else dictionary.eos()]
     for number, text in enumerate(line.rstrip().split("\t")):

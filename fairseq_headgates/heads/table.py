@@ -195,21 +195,6 @@ class HeadTable(Mapping[HeadId, float]):
         return sum(value > 0 for value in values), len(values)
 
 
-def attention_type_and_layer(name: str) -> tuple[str, int]:
-    """Return type and layer of an attention module by its name: 'decoder.layers.3.encoder_attn' -> ('dec-enc', 3).
-
-    In all architectures of fairseq, decoder-encoder attention is an `encoder_attn`, and a decoder or its list of layers
-    has "decoder" in its name. The layer is the last number; several encoders or decoders repeat the numbers.
-    """
-    *path, attention = name.split(".")
-    if attention.startswith("encoder_attn"):
-        attention_type = "dec-enc"
-    else:
-        attention_type = "dec-self" if any("decoder" in part for part in path) else "enc-self"
-    numbers = [part for part in path if part.isdecimal()]
-    return attention_type, int(numbers[-1]) if numbers else 0
-
-
 def parse_types(text: str | None) -> tuple[str, ...]:
     """Parse attention types: 'dec-enc,enc-self' -> ('enc-self', 'dec-enc').
 

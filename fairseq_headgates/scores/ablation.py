@@ -16,15 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import AttentionModule, attention_modules
 from fairseq_headgates.attention.gating import masked
-from fairseq_headgates.attention.hooks import hooked, replaced_forward
-from fairseq_headgates.attention.modules import (
-    AttentionModule,
-    attention_modules,
-    head_counts,
-    module_table,
-    use_head_attention,
-)
+from fairseq_headgates.attention.hooks import hooked, recorded, replaced_forward
+from fairseq_headgates.attention.modules import head_counts, module_table, use_head_attention
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import finite, mean_loss
 from fairseq_headgates.data.losses import Sample
@@ -122,28 +117,16 @@ def _losses_of(
 @contextmanager
 def _recording(model: nn.Module) -> Iterator[dict[str, Any]]:
     """Within the context, record the outputs of encoder, layers and self-attention by name, and all contexts."""
-    outputs: dict[str, Any] = {}
-    modules, submodules = attention_modules(model), dict(model.named_modules())
-    names = (
-        {name for module in modules for name in _layer_names(module)}
-        | {module.name for module in modules}
-        | {"encoder"}
-    )
+    names = {name for module in attention_modules(model) for name in (*module.layer_names, module.name)}
+    if hasattr(model, "encoder"):
+        names.add("encoder")
+    with recorded(outputs={name: model.get_submodule(name) for name in names}) as seen:
 
-    def remember(module: AttentionModule, _: Tensor | None, context: Tensor) -> None:
-        outputs[f"{module.name}.heads"] = context
+        def remember(module: AttentionModule, _: Tensor | None, context: Tensor) -> None:
+            seen.outputs[f"{module.name}.heads"] = context
 
-    with ExitStack() as hooks, hooked(model, remember):
-        for name in names & submodules.keys():
-            handle = submodules[name].register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
-            hooks.callback(handle.remove)
-        yield outputs
-
-
-def _layer_names(module: AttentionModule) -> list[str]:
-    """Return the name of the layer of an attention module, and of all below: 'decoder.layers.1', 'decoder.layers.0'."""
-    stack, _, rest = module.name.rpartition("layers.")
-    return [f"{stack}layers.{i}" for i in range(int(rest.partition(".")[0]), -1, -1)]
+        with hooked(model, remember):
+            yield seen.outputs
 
 
 @contextmanager
@@ -154,7 +137,7 @@ def _resuming(
 
     The recorded outputs of the modules before are repeated for the rows `order`.
     """
-    layer, *below = _layer_names(module)
+    layer, *below = module.layer_names
     replayed = {name: outputs[name] for name in below}
     if below:
         replayed[below[0]] = _repeated(outputs[below[0]], order)  # the only one that is read

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import AttentionModule, attention_modules
 from fairseq_headgates.attention.hooks import hooked
 from fairseq_headgates.attention.modules import (
-    AttentionModule,
-    attention_modules,
     evaluating,
     head_counts,
     module_table,

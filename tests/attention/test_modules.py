@@ -7,6 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from support.all_attention import make_model
+from support.classifiers import make_roberta
+from support.language_models import make_lm
 from support.models import logits, make_batch, make_gated, make_stock
 from support.pruning import stirred
 from torch import nn
@@ -27,7 +30,8 @@ from fairseq_headgates import (
     remove_heads,
     use_head_attention,
 )
-from fairseq_headgates.attention.hooks import hooked
+from fairseq_headgates.attention.anatomy import blocks_of, layers_of, number_of_layers, stack_names, stacks_of
+from fairseq_headgates.attention.hooks import hooked, recorded
 from fairseq_headgates.heads import TYPES
 
 
@@ -42,6 +46,43 @@ def test_modules_are_named_by_type_and_layer():
     assert [
         module.attention for module in attention_modules(use_head_attention(swapped))
     ] == first  # a second time changes nothing
+
+
+def test_layers_and_blocks_are_named():
+    """See also test_any_model.py."""
+    model = make_stock(encoder_layers=3, encoder_normalize_before=False, decoder_normalize_before=True)
+    assert layers_of(model) == [*model.encoder.layers, *model.decoder.layers]
+    assert number_of_layers(model.state_dict(), "encoder") == 3
+    last = [module for module in attention_modules(model) if module.attention_type == "enc-self"][-1]
+    assert last.layer_names == ["encoder.layers.2", "encoder.layers.1", "encoder.layers.0"]
+    blocks = {block.name: block for block in blocks_of(model)}
+    for side, names in (("encoder", ["self_attn", "fc2"]), ("decoder", ["self_attn", "encoder_attn", "fc2"])):
+        for number, layer in enumerate(stacks_of(model)[side].layers):
+            for name in names:
+                block = blocks.pop(f"{side}.layers.{number}.{name}")
+                assert (block.side, block.number, block.pre_norm) == (side, number, side == "decoder")
+                norm = layer.final_layer_norm if name == "fc2" else getattr(layer, f"{name}_layer_norm")
+                assert model.get_submodule(block.norm) is norm and model.get_submodule(block.layer) is layer
+    assert not blocks
+
+
+@pytest.mark.parametrize("build", [make_stock, make_gated, make_lm, make_roberta, make_model])
+def test_stacks_have_the_names_of_their_modules(build):
+    model = build()
+    stacks = {side: model.get_submodule(stack) for side, stack in stack_names(type(model)).items()}
+    assert stacks_of(model) == stacks and all(len(stack.layers) for stack in stacks.values())
+
+
+def test_inputs_and_outputs_of_modules_are_recorded():
+    model, batch = make_stock().eval(), make_batch()
+    fc2, attention = model.decoder.layers[1].fc2, model.encoder.layers[0].self_attn
+    with recorded({"in": fc2}, {"out": fc2, attention: attention}) as seen:
+        logits(model, batch)
+        first = seen.inputs["in"]
+        logits(model, {**batch, "prev_output_tokens": batch["prev_output_tokens"].flip(0)})
+    assert torch.equal(seen.outputs["out"], fc2(seen.inputs["in"])) and not torch.equal(seen.inputs["in"], first)
+    assert isinstance(seen.outputs[attention], tuple)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in (fc2, attention))
 
 
 def test_unsupported_attention_is_refused():

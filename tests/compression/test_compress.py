@@ -13,7 +13,7 @@ from support.models import make_args, make_task
 from support.sentences import PAIRS, TASK, make_model, sample
 
 from fairseq_headgates import compress, prune
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint

@@ -10,7 +10,7 @@ from support.all_attention import make_model as make_all_attention
 from support.sentences import PAIRS, TASK, make_gates, make_model, many_sentences, sample, sentences
 
 from fairseq_headgates import HeadTable, compress, prune, refit
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.compression import refit as refitting
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss

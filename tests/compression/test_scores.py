@@ -6,8 +6,9 @@ import torch
 from support.sentences import PAIRS, TASK, make_gates, make_model, sample
 
 from fairseq_headgates import importance
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.modules import attention_modules, head_factors
+from fairseq_headgates.attention.modules import head_factors
 from fairseq_headgates.compression import moments
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.scores.options import ScoreOptions

@@ -104,6 +104,14 @@ def test_only_the_files_package_reads_text():
     assert not [path for path in others if re.search(r"\.read_text\(|sys\.stdin", path.read_text(encoding="utf-8"))]
 
 
+def test_only_the_anatomy_searches_models():
+    """Stacks, layers and blocks are found in one file, and the numbers of layers in names are read there."""
+    search = re.compile(r"""named_modules|layers\\?\.\(?\\d|partition\("layers""")
+    found = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if search.search(p.read_text(encoding="utf-8"))}
+    # Beside it: the owners of shared parameters, and parameters of layers that only one version of fairseq has.
+    assert found == {"attention/anatomy.py", "attention/modules.py", "compat.py"}
+
+
 def test_help_and_wrong_options_need_neither_torch_nor_fairseq():
     """In a fresh interpreter, as the command starts: the parser of one command after the other."""
     code = """if True:

@@ -8,8 +8,8 @@ import torch
 from support.sentences import EOS, MASK, ODD, TASK, alone, loss_of, make_gates, make_model, sample, sentences
 
 from fairseq_headgates import HeadTable, masked, observe, open_probabilities, prune
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.scores import importance
 from fairseq_headgates.scores.importance import score

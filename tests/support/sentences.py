@@ -3,7 +3,7 @@
 import torch
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.anatomy import attention_modules
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.models import PAD, VOCABULARY, make_gated, make_task
 

@@ -6,9 +6,8 @@ Shapes: T length of a block, M length of the memory, S = M + T, B batch, E model
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -243,7 +242,6 @@ class TransformerLMAllAttentionModel(HeadGatesMixin, AllAttentionLanguageModel):
     """The model of `AllAttentionLanguageModel` with gates, masked and removed heads, and frozen parameters."""
 
     stock = AllAttentionLanguageModel
-    stacks: ClassVar[Mapping[str, str]] = {"decoder": "decoder"}
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:

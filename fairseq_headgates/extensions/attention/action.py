@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.modules import attention_modules, evaluating, gate_values, head_counts
+from fairseq_headgates.attention.modules import evaluating, gate_values, head_counts
 from fairseq_headgates.cli.sentences import load, sentences, show
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.data.losses import Sample, outputs

@@ -23,9 +23,9 @@ import torch
 from fairseq.data import Dictionary
 from torch import nn
 
+from fairseq_headgates.attention.anatomy import attention_modules, stacks_of
 from fairseq_headgates.attention.cuts import head_positions
-from fairseq_headgates.attention.features import is_language_model, model_features
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.features import model_features
 from fairseq_headgates.files.writing import log_written, part_of, replace_folder
 from fairseq_headgates.heads import HeadId
 from fairseq_headgates.messages import first_line, quoted
@@ -142,7 +142,7 @@ def _specification(
     # A copy: heads are added to it, and CTranslate2 quantises in place. In training mode, LayerDrop hides layers.
     model = copy.deepcopy(model).cpu().float().eval()
     spec: Any
-    if is_language_model(model):
+    if "encoder" not in stacks_of(model):
         spec = _language_model(model, source, specs)
     else:
         spec = _translator(model, source, target, specs, alignment_heads)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.features import stacks_of
+from fairseq_headgates.attention.anatomy import stacks_of
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import objective_of
 from fairseq_headgates.data.sentences import symbols_of
@@ -70,7 +70,7 @@ def contributions(
 def _targets(model: Any, sample: Sample) -> Tensor | None:
     """Return the tokens to explain, [1, T], None for a class."""
     stacks = stacks_of(model)
-    if stacks == ("encoder",):
+    if "decoder" not in stacks:
         return None
     if len(stacks) == 2:
         return sample["target"]

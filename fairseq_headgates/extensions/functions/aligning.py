@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import AttentionModule
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.modules import AttentionModule, evaluating
+from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.data.losses import Sample, at_least_single, outputs
 from fairseq_headgates.data.workers import gather
 from fairseq_headgates.extensions.functions.layout import SELF_ATTENTION, Side, averaging, membership

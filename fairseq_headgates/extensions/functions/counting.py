@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import AttentionModule, attention_modules
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.modules import AttentionModule, attention_modules, evaluating, use_head_attention
+from fairseq_headgates.attention.modules import evaluating, use_head_attention
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, at_least_single, outputs
 from fairseq_headgates.data.workers import all_reduce, gather

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from fairseq.models import register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -18,7 +17,6 @@ class TransformerLMHeadGatesModel(HeadGatesMixin, TransformerLanguageModel):
     """fairseq's `transformer_lm` with head gates; without options of this plugin it computes the same."""
 
     stock = TransformerLanguageModel
-    stacks: ClassVar[Mapping[str, str]] = {"decoder": "decoder"}
 
 
 def read_characters(model: nn.Module, dictionary: Any) -> None:

@@ -11,23 +11,18 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.cuts import remove_heads
 from fairseq_headgates.attention.freezing import freeze
 from fairseq_headgates.attention.gating import fix_heads, insert_gates
-from fairseq_headgates.attention.modules import attention_modules, use_head_attention
+from fairseq_headgates.attention.modules import use_head_attention
 from fairseq_headgates.attention.neurons import set_ffn_dims
 from fairseq_headgates.compat import complete, remove_copies
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.inference.beam_stacks import use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
 from fairseq_headgates.plugin.models.presets import base_preset, gated_name, preset_of, presets_of, stock_name
-from fairseq_headgates.plugin.models.start import (
-    MARK,
-    PARSED,
-    check_kept,
-    prepare_training,
-    register_unknown,
-)
+from fairseq_headgates.plugin.models.start import MARK, PARSED, check_kept, prepare_training, register_unknown
 from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
 from fairseq_headgates.plugin.options.values import parse_inference_dtype
@@ -92,13 +87,11 @@ class HeadGatesMixin:
 
     Attributes:
         stock: fairseq's architecture, whose checkpoints this model loads
-        stacks: its stacks of layers: {"encoder" or "decoder", as in the names of options: name of the module}
         prepared_for: data type of the inference that the model is prepared for, None before
         inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`, for `make_generation_fast_`
     """
 
     stock: ClassVar[type]
-    stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder", "decoder": "decoder"}
     args: Any
     num_updates = 0
     prepared_for: str | None = None

@@ -45,8 +45,8 @@ class Family(NamedTuple):
 FAMILIES = {
     "roberta": Family(r"(en|de)coder\.lm_head\.dense\.", "masked_lm", "masked_lm"),
     "bart": Family(r"classification_heads\."),
-    "transformer": Family(r"decoder\.layers\.\d+\.encoder_attn\."),
-    "transformer_lm": Family(r"decoder\.layers\.\d+\.self_attn\.", "language_modeling", "cross_entropy"),
+    "transformer": Family(r"decoder\.layers\.0\.encoder_attn\."),
+    "transformer_lm": Family(r"decoder\.layers\.0\.self_attn\.", "language_modeling", "cross_entropy"),
 }
 # Options that change what a model computes, but not the names or shapes of its weights (the norms: not of all weights).
 HIDDEN = dict.fromkeys(

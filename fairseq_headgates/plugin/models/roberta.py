@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from fairseq.models import register_model
 from fairseq.models.roberta import RobertaModel
@@ -18,7 +18,6 @@ class RobertaHeadGatesModel(HeadGatesMixin, RobertaModel):
     """fairseq's `roberta` with head gates; without options of this plugin it computes the same."""
 
     stock = RobertaModel
-    stacks: ClassVar[Mapping[str, str]] = {"encoder": "encoder.sentence_encoder"}
 
     @classmethod
     def set_defaults(cls, args: Any) -> None:

@@ -13,6 +13,7 @@ from fairseq.models.transformer import TransformerConfig
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
+from fairseq_headgates.attention.anatomy import stack_names
 from fairseq_headgates.messages import printable
 from fairseq_headgates.plugin.models.presets import stock_name
 from fairseq_headgates.plugin.models.recognition import assumed_options, register_stand_ins, unknown_names
@@ -118,7 +119,7 @@ def _stored(model_class: Any, stored: argparse.Namespace) -> dict[str, Any]:
     args = argparse.Namespace(**flat_options(vars(stored)))
     names = {*vars(args), *transformer_options()} - FREE  # a model may start from one of another family
     model_class.set_defaults(args)
-    if len(model_class.stacks) == 2:  # what is not stored has the default that fairseq's transformer declares
+    if len(stack_names(model_class)) == 2:  # what is not stored has the default that fairseq's transformer declares
         usual = TransformerConfig()
         for name in sorted(names - vars(args).keys()):
             if (value := getattr(usual, name, None)) is not None:

@@ -14,8 +14,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.transformer import base_architecture
 from torch import Tensor
 
+from fairseq_headgates.attention.anatomy import attention_type_and_layer
 from fairseq_headgates.gates import HeadGates
-from fairseq_headgates.heads import TYPES, HeadTable, attention_type_and_layer, check_shape, parse_mask
+from fairseq_headgates.heads import TYPES, HeadTable, check_shape, parse_mask
 from fairseq_headgates.messages import check_finite, quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, HeadOptions, option_value
 from fairseq_headgates.plugin.options.stored import l0_end, model_options

@@ -18,18 +18,15 @@ Shapes of one sentence: T queries, S keys, H heads, D head size, E model size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_headgates.attention.features import stack_modules
-from fairseq_headgates.attention.head_attention import HeadAttention
-from fairseq_headgates.attention.hooks import Observed, observe
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.anatomy import Block, blocks_of, stacks_of
+from fairseq_headgates.attention.hooks import Observed, Recorded, observe, recorded
 from fairseq_headgates.data.losses import at_least_single
 from fairseq_headgates.scores.relevance.predictions import Predictions, Relevance
 from fairseq_headgates.scores.relevance.rules import quotient
@@ -37,30 +34,22 @@ from fairseq_headgates.scores.relevance.rules import quotient
 NUMBERS = 2**24  # of vectors, computed at a time
 
 
-class Block(NamedTuple):
-    """An attention block: its module, its LayerNorm and whether that comes first; inputs in the last forward pass."""
-
-    attention: HeadAttention
-    norm: nn.LayerNorm
-    norm_first: bool
-    inputs: dict[str, Tensor]  # of the LayerNorm, "norm", and of the queries, "query"; the values, "values"
-
-    @property
-    def residual(self) -> Tensor:
-        """The residual [T, B, E]."""
-        return self.inputs["norm" if self.norm_first else "query"]
-
-
 def alti(model: Any, predictions: Predictions) -> Relevance:
     """Return the contributions of tokens to the state of each prediction, see `explain`."""
+    blocks = {(block.attention_type, block.number): block for block in blocks_of(model) if block.is_attention}
+    residuals, values = {}, {}
+    for block in blocks.values():
+        if model.get_submodule(block.name).num_heads:
+            residuals[block.name] = model.get_submodule(block.norm if block.pre_norm else f"{block.name}.q_proj")
+            values[block.name] = model.get_submodule(f"{block.name}.v_proj")
     # With gradients, a model that is prepared for inference runs its modules one by one.
-    with torch.enable_grad(), _blocks(model) as blocks, observe(model) as seen:
+    with torch.enable_grad(), recorded(residuals, values) as passed, observe(model) as seen:
         model(**predictions.net_input, features_only=True)
     relevance = predictions.empty(model, next(model.parameters()))
     for row in range(len(predictions.predicted)):
         words, places = predictions.places(row)
-        shares = partial(_shares, blocks=blocks, seen=seen, row=row)
-        sides = stack_modules(model)
+        shares = partial(_shares, model=model, blocks=blocks, passed=passed, seen=seen, row=row)
+        sides = stacks_of(model)
         source = _encoder(len(sides["encoder"].layers), words, shares) if "encoder" in sides else None
         if "decoder" in sides:
             of_source, of_target = _decoder(len(sides["decoder"].layers), places, words, source, shares)
@@ -109,31 +98,38 @@ def _shares(
     layer: int,
     queries: Tensor,
     keys: Tensor,
+    model: Any,
     blocks: dict[tuple[str, int], Block],
+    passed: Recorded,
     seen: dict[str, dict[int, Observed]],
     row: int,
 ) -> Tensor:
-    """Return the shares of tokens in one block: [T, S], of cross-attention [T, S + 1] with the residual at the end."""
+    """Return the shares of tokens in one block: [T, S], of cross-attention [T, S + 1] with the residual at the end.
+
+    `passed` has the residuals [T, B, E] and the values [S, B, H D] of the blocks, `seen` their weights and contexts.
+    """
     block, across = blocks[attention_type, layer], attention_type == "dec-enc"
-    if not block.attention.num_heads:  # y = x + bias
+    attention: Any = model.get_submodule(block.name)
+    if not attention.num_heads:  # y = x + bias
         identity = torch.eye(len(queries), dtype=torch.double, device=queries.device)
         ones = identity.new_ones(len(queries), 1)
         return torch.cat([identity.new_zeros(len(queries), len(keys)), ones], 1) if across else identity
-    attention, observed = block.attention, seen[attention_type][layer]
-    values = block.inputs["values"][keys, row].unflatten(-1, (attention.num_heads, -1))
+    norm = None if block.pre_norm else model.get_submodule(block.norm)
+    observed = seen[attention_type][layer]
+    values = passed.outputs[block.name][keys, row].unflatten(-1, (attention.num_heads, -1))
     out, scale = attention.out_proj.weight.unflatten(1, (attention.num_heads, -1)), attention.head_scale()
     moved = torch.einsum("shd,ehd->hse", values, out if scale is None else out * scale[:, None].to(out))
     parts = []
     for numbers in torch.arange(len(queries)).split(max(1, NUMBERS // moved[0].numel())):
         places = queries[numbers]
-        weights, residual = observed.weights[row][:, places][:, :, keys], block.residual[places, row]
+        weights, residual = observed.weights[row][:, places][:, :, keys], passed.inputs[block.name][places, row]
         vectors = torch.einsum("hts,hse->tse", weights.to(moved), moved)
         if across:
             vectors = torch.cat([vectors, residual[:, None]], 1)
         else:
             vectors[torch.arange(len(numbers)), numbers] += residual
         total = residual + attention.output_of(observed.contexts[row : row + 1, :, places])[:, 0]
-        parts.append(_nearer(at_least_single(vectors), total, None if block.norm_first else block.norm))
+        parts.append(_nearer(at_least_single(vectors), total, norm))
     nearer = torch.cat(parts).double()
     return quotient(nearer, nearer.sum(-1, keepdim=True))
 
@@ -146,29 +142,3 @@ def _nearer(vectors: Tensor, total: Tensor, norm: Any) -> Tensor:
         vectors = (vectors - vectors.mean(-1, keepdim=True)) * (norm.weight / deviation)[:, None]
         wide = at_least_single(norm(total))
     return (wide.abs().sum(-1, keepdim=True) - (wide[:, None] - vectors).abs().sum(-1)).clamp(min=0)
-
-
-@contextmanager
-def _blocks(model: Any) -> Iterator[dict[tuple[str, int], Block]]:
-    """Within the context, record the inputs of all attention blocks: {(type, layer): block}."""
-    blocks = {}
-    with ExitStack() as hooks:
-        for module in attention_modules(model):
-            path, _, attribute = module.name.rpartition(".")
-            layer: Any = model.get_submodule(path)
-            norm = getattr(layer, f"{attribute}_layer_norm")
-            inputs: dict[str, Tensor] = {}
-            blocks[module.attention_type, module.layer] = Block(module.attention, norm, layer.normalize_before, inputs)
-            parts = {"norm": norm, **({"query": module.attention.q_proj} if module.attention.num_heads else {})}
-            for name, part in parts.items():
-                hooks.callback(part.register_forward_pre_hook(partial(_remember, inputs, name)).remove)
-            if module.attention.num_heads:
-                hook = module.attention.v_proj.register_forward_hook(
-                    lambda _, args, out, inputs=inputs: inputs.update(values=out)
-                )
-                hooks.callback(hook.remove)
-        yield blocks
-
-
-def _remember(inputs: dict[str, Tensor], part: str, _: nn.Module, args: tuple) -> None:
-    inputs[part] = args[0]

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.anatomy import attention_modules, stacks_of
 from fairseq_headgates.attention.head_attention import HeadAttention
 from fairseq_headgates.attention.hooks import observe, replaced_forward
-from fairseq_headgates.attention.modules import attention_modules
 from fairseq_headgates.data.losses import at_least_single
 from fairseq_headgates.scores.relevance.predictions import Predictions, Relevance
 
@@ -89,7 +88,7 @@ def _leaves(model: Any) -> Iterator[dict[str, Tensor]]:
         return leaves[side], *args[1:]
 
     with ExitStack() as hooks:
-        for side, stack in stack_modules(model).items():
+        for side, stack in stacks_of(model).items():
             hooks.callback(stack.layers[0].register_forward_pre_hook(partial(start, side=side)).remove)
         yield leaves
 

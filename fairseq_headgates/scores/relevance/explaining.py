@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.features import (
-    model_features,
-    stack_modules,
-)
+from fairseq_headgates.attention.anatomy import layers_of
+from fairseq_headgates.attention.features import model_features
 from fairseq_headgates.attention.modules import evaluating, use_head_attention
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.scores.relevance.alti import alti
@@ -148,10 +146,8 @@ def _check(model: Any, method: str | Rule) -> None:
             reasons.append(f"an output projection of class {type(output).__name__}")
         if output is None and ALL_ATTENTION in features:  # of other models it is a feature
             reasons.append("an adaptive softmax (--adaptive-softmax-cutoff)")
-    if method == "attnlrp" and not reasons:
-        layers = [layer for stack in stack_modules(model).values() for layer in stack.layers]
-        if any("forward" in vars(layer) for layer in layers):
-            reasons.append("activation checkpointing (--checkpoint-activations)")
+    if method == "attnlrp" and not reasons and any("forward" in vars(layer) for layer in layers_of(model)):
+        reasons.append("activation checkpointing (--checkpoint-activations)")
     if reasons:
         raise ValueError(
             "relevance cannot be propagated through this model: it has "

@@ -7,14 +7,15 @@ L layers, H heads, E size of the features, C number of classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_headgates.attention.features import stack_modules
+from fairseq_headgates.attention.anatomy import stacks_of
+from fairseq_headgates.attention.hooks import recorded
 from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.messages import quoted
 
@@ -87,7 +88,7 @@ class Predictions:
         positions: Sequence[int] | None,
     ) -> Predictions:
         """Return the predictions to explain, by default those with the highest logits. Raise ValueError."""
-        sides, tokens = stack_modules(model), net_input["src_tokens"]
+        sides, tokens = stacks_of(model), net_input["src_tokens"]
         sources = tokens if "encoder" in sides else tokens[:, :0]
         targets = net_input.get("prev_output_tokens", tokens) if "decoder" in sides else tokens[:, :0]
         head, pad = None if "decoder" in sides else chosen_head(model, head), next(iter(sides.values())).padding_idx
@@ -171,21 +172,15 @@ def _memory_kept(model: Any) -> Iterator[None]:
         memories.update(before)
 
 
-@contextmanager
-def recorded(model: Any) -> Iterator[dict[str, list[Tensor]]]:
-    """Within the context, record the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
-    sides = stack_modules(model)
-    states: dict[str, list[Tensor]] = {side: [] for side in sides}
-    with ExitStack() as hooks:
-        for side, seen in states.items():
-            layers = list(sides[side].layers)
-            for layer in layers:
-                hooks.callback(layer.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0])).remove)
-            last = layers[-1].register_forward_hook(lambda _, __, y, seen=seen: seen.append(_first(y)))
-            hooks.callback(last.remove)
-        yield states
-
-
-def _first(output: Tensor | tuple) -> Tensor:
-    """Return the output of a layer; decoder layers return a tuple."""
-    return output if isinstance(output, Tensor) else output[0]
+def layer_states(model: Any, net_input: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Run a model. Return the inputs of all layers and the output of the last: {side: [T, B, E] each}."""
+    stacks = {side: list(stack.layers) for side, stack in stacks_of(model).items()}
+    inputs = {(side, i): layer for side, layers in stacks.items() for i, layer in enumerate(layers)}
+    with recorded(inputs, {side: layers[-1] for side, layers in stacks.items()}) as seen:
+        model(**net_input, features_only=True)
+    states: dict[str, list[Tensor]] = {side: [] for side in stacks}
+    for (side, _), x in seen.inputs.items():
+        states[side].append(x)
+    for side, y in seen.outputs.items():  # decoder layers return a tuple
+        states[side].append(y if isinstance(y, Tensor) else y[0])
+    return states

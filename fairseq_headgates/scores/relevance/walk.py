@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_headgates.attention.anatomy import layers_of, stacks_of
 from fairseq_headgates.attention.cuts import head_positions
-from fairseq_headgates.attention.features import stack_modules
 from fairseq_headgates.attention.head_attention import HeadAttention
-from fairseq_headgates.scores.relevance.predictions import Predictions, Relevance, recorded
+from fairseq_headgates.scores.relevance.predictions import Predictions, Relevance, layer_states
 from fairseq_headgates.scores.relevance.rules import (
     Rule,
     add,
@@ -44,8 +44,7 @@ Branch = Callable[[Tensor], tuple[Tensor, Back | None]]  # the output, and the f
 
 def propagate(model: Any, predictions: Predictions, rule: Rule) -> Relevance:
     """Return the relevance of heads and tokens for the logits of predictions; see `explain`."""
-    with recorded(model) as states:
-        model(**predictions.net_input, features_only=True)
+    states = layer_states(model, predictions.net_input)
     readout = predictions.readout(model)
     result = predictions.empty(model, next(iter(states.values()))[-1])
     fill = _explain_sentence if predictions.head is None else _explain_class
@@ -69,7 +68,7 @@ def _explain_sentence(
     weight, bias = readout
     encoder = [x[words, row] for x in states.get("encoder", ())]
     decoder = [x[targets, row] for x in states["decoder"]]
-    widest = max(layer.fc1.out_features for stack in stack_modules(model).values() for layer in stack.layers)
+    widest = max(layer.fc1.out_features for layer in layers_of(model))
     step = max(POSITIONS, BLOCK // (widest * max(len(words), len(targets))))
     positions = predictions.real[row, targets].nonzero()[:, 0].tolist()
     for first in range(positions[0], positions[-1] + 1, step) if positions else ():
@@ -108,7 +107,7 @@ def _explain_class(
 ) -> None:
     """Fill in one row of the result, of an encoder with a classification head."""
     words, _ = predictions.places(row)
-    stack, classifier = stack_modules(model)["encoder"], model.classification_heads[cast("str", predictions.head)]
+    stack, classifier = stacks_of(model)["encoder"], model.classification_heads[cast("str", predictions.head)]
     encoder = [x[words, row] for x in states["encoder"]]
     first = _normed(stack.layer_norm, encoder[-1])[:1]
     hidden = classifier.activation_fn(classifier.dense(first))

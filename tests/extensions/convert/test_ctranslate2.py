@@ -14,9 +14,10 @@ from support.ctranslate2 import DICTIONARY, convert, ctranslate2
 from support.language_models import make_lm
 from support.models import PAD, VOCABULARY, make_stock
 
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.cuts import prune, remove_heads
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.modules import attention_modules, head_counts
+from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.attention.neurons import set_ffn_dims
 from fairseq_headgates.extensions.convert.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadId, HeadTable

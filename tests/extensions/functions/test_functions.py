@@ -10,7 +10,7 @@ from support.models import VOCABULARY
 from support.sentences import EOS, MASK, alone, make_model, sample
 
 from fairseq_headgates import observe, prune
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.data.symbols import subwords_of
 from fairseq_headgates.extensions.functions.layout import FREQUENT, STATISTICS
 from fairseq_headgates.heads import TYPES

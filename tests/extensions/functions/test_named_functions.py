@@ -14,7 +14,7 @@ from support.sentences import EOS, make_model, sample
 
 import make_corpus
 from fairseq_headgates import gate_values
-from fairseq_headgates.attention.modules import attention_modules
+from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.drawing.functions import function_table
 from fairseq_headgates.extensions.functions.counting import Annotations, FunctionCounts, count_functions
