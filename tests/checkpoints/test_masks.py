@@ -98,7 +98,6 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
         ({"encoder_attention_heads": -4}, None),
         ({}, (0, torch.zeros(5))),
         ({}, (7, torch.zeros(4))),
-        ({}, (0, 1)),
         ({}, (0, torch.tensor([1, float("nan"), 1, 1]))),
     ],
 )

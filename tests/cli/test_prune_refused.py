@@ -8,7 +8,7 @@ from fairseq_headgates.heads import parse_scores
 
 NAN = float("nan")
 BAD_SCORES = {
-    "nan": (score_file({"enc-self": [[1, 2, NAN, 4]] * 2}), "is not JSON (it holds 'NaN', which is not finite)"),
+    "nan": (score_file({"enc-self": [[1, 2, NAN, 4]] * 2}), "it holds 'NaN', which is not finite"),
     "no scores": (score_file({}), "has no scores"),
     "no layers": (score_file({"enc-self": []}), "or a type without layers"),
     "a mask": ({"format": "headgates.heads/1"}, "format must be headgates.scores/1, not 'headgates.heads/1'"),

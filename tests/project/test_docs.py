@@ -233,11 +233,9 @@ def test_named_files_exist(page):
 
 def test_named_options_exist():
     headgates = {option for command in find_commands() for option in headgates_options(command)}
-    for arch in ("transformer_lm_all_attention", "multilingual_transformer_head_gates"):
-        headgates |= fairseq_options("fairseq-train", ("--arch", arch))
+    headgates |= fairseq_options("fairseq-train", ("--arch", "transformer_lm_all_attention"))
     for task in ("language_modeling_segments", "sentence_prediction", "translation_multi_simple_epoch"):
         headgates |= fairseq_options("fairseq-train", ("--task", task))
-    headgates.add("--config-yaml")  # of speech_to_text, whose options cannot be together with those of a transformer
     fairseq = {
         option
         for program in FAIRSEQ
@@ -250,7 +248,7 @@ def test_named_options_exist():
     scripts = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".sh"))
     others = {"--no-build-isolation", "--inplace", "--distributed"}  # of pip, jupyter; a prefix of several
     others |= {"--strict", "--build-arg", "--ipc", "--wrap", "--version"}  # of twine, docker, sbatch, headgates itself
-    others |= {"--no-python", "--nproc-per-node"}  # of torchrun
+    others |= {"--no-python", "--nproc-per-node", "--logdir"}  # of torchrun; of tensorboard
     others |= {"--gpt2-encoder-json", "--gpt2-vocab-bpe"}  # of --bpe gpt2
     named = {option: page.name for page in PAGES for option in named_options(page)}
     assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
