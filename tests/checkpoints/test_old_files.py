@@ -84,4 +84,4 @@ def test_the_report_shows_the_gates_of_an_old_checkpoint():
     _, (_, gates) = read_results([str(OLD / "gated.pt")])
     open_heads = sum(int(row[-1]) for table in gates.tables for row in table.rows)
     assert gates.title == "Gates of gated"
-    assert open_heads == sum(g > 0 for rows in EXPECTED["gates"].values() for row in rows for g in row)
+    assert open_heads == sum(g > 0 for rows in EXPECTED["gated"]["gates"].values() for row in rows for g in row)

@@ -25,8 +25,7 @@ def address(experiment, tmp_path_factory):
     return out.as_uri()
 
 
-@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
-@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width, colours", [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
 def test_the_page_is_accessible_fits_the_width_and_logs_no_messages(width, colours, browser, address):
     from axe_core_python.sync_playwright import Axe
 
