@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fairseq_headgates.drawing.maps import check_size
 from fairseq_headgates.drawing.result import Plot, Result, checkpoint_of
-from fairseq_headgates.extensions.attention.drawing import FORMAT, attention_figure
+from fairseq_headgates.extensions.attention.drawing import FORMAT, attention_figure, check_size
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 
 LARGEST = 20_000  # cells of all maps of a file
