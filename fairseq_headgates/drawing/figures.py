@@ -1,14 +1,24 @@
-"""Figures of head tables and pruning curves; each function needs matplotlib (no torch)."""
+"""Figures of head tables and pruning curves, and results that have such figures (no torch)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.drawing.panels import curve_panels, row_of
-from fairseq_headgates.drawing.tables import short
-from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.drawing.result import Plot, Result, checkpoint_of, short_names
+from fairseq_headgates.drawing.tables import (
+    best_head_table,
+    curve_tables,
+    layer_tables,
+    overlap_table,
+    score_tables,
+    short,
+)
+from fairseq_headgates.drawing.text import escaped
+from fairseq_headgates.heads import HeadId, HeadTable, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +65,46 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
     return figure
 
 
+def kept_heads(gates: Mapping[str, HeadTable]) -> Figure:
+    """Draw the gates of models by name below each other: blue cells are open heads, NaN is a removed head."""
+    from matplotlib.figure import Figure
+
+    types = list(dict.fromkeys(each for table in gates.values() for each in table.types))
+    widest = {each: max(len(row) for g in gates.values() for row in g.layers.get(each, [[]])) for each in types}
+    tallest = [max(map(len, table.layers.values())) for table in gates.values()]
+    size = (
+        1.2 + sum(0.7 + CELL[1] * width for width in widest.values()),
+        0.2 + sum(0.75 + CELL[1] * rows for rows in tallest),
+    )
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(
+        len(gates),
+        len(types),
+        squeeze=False,
+        width_ratios=[*widest.values()],
+        height_ratios=[1 + rows for rows in tallest],
+    )
+    for (name, table), line in zip(gates.items(), grid, strict=True):
+        line[0].set_title(escaped(name), loc="left", fontsize="medium", fontweight="bold")
+        for axes, each in zip(line, types, strict=True):
+            rows = [[*row, *[float("nan")] * (widest[each] - len(row))] for row in table.layers.get(each, [])]
+            if not rows:
+                axes.set_axis_off()
+                continue
+            axes.pcolormesh(rows, vmin=0, vmax=1.6, cmap="Blues", edgecolors="white", linewidth=1)
+            axes.set_aspect("equal", anchor="NW")
+            axes.set_xticks([i + 0.5 for i in range(widest[each])], map(str, range(widest[each])), fontsize="x-small")
+            axes.set_yticks([i + 0.5 for i in range(len(rows))], map(str, range(len(rows))), fontsize="x-small")
+            axes.set(facecolor="gainsboro", xlabel=f"{each}, head", ylabel="layer")
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            axes.invert_yaxis()
+            for layer, head, value in ((i, j, value) for i, row in enumerate(rows) for j, value in enumerate(row)):
+                if value < 1:
+                    axes.text(head + 0.5, layer + 0.5, short(value), fontsize=7, ha="center", va="center")
+    return figure
+
+
 def _cells(axes: Axes, rows: Sequence[Sequence[float]], low: float, high: float) -> Any:
     """Draw a rectangle for every number, with its value if there is room."""
     width = max(len(row) for row in rows)
@@ -71,3 +121,62 @@ def _cells(axes: Axes, rows: Sequence[Sequence[float]], low: float, high: float)
                     style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
                     axes.text(head + 0.5, layer + 0.5, short(value), fontsize=7, **style)
     return mesh
+
+
+def score_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    """Yield what files of `headgates score` say, by method."""
+    for table in (table for each in contents for table in scores_of(each, "the scores")):
+        yield Result(
+            kind="Importance of heads",
+            title=" of ".join(filter(None, [table.name, checkpoint_of(table.signature)])),
+            signature=table.signature,
+            note="A higher score means a more important head.",
+            tables=score_tables(table),
+            figures=[Plot("", partial(heat_maps, [table]))],
+        )
+
+
+def ablation_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    """Yield what files of `headgates ablate` say."""
+    for each in contents:
+        loss = HeadTable(each["nll_difference"]).map(
+            lambda value: float("nan") if value is None else value, "increase of bits"
+        )
+        tables, single = score_tables(loss), each["mode"] == "single"
+        masked = "masked" if single else "as the only one of its layer"
+        for metric in (name for name in ("bleu", "accuracy") if name in each):
+            change, p = (
+                {HeadId.parse(head): value for head, value in each[key].items()}
+                for key in (f"{metric}_difference", "p_value")
+            )
+            tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
+        yield Result(
+            kind="Ablation",
+            title=f"{checkpoint_of(each['signature'])}: each head {masked}",
+            signature=each["signature"],
+            note="Increase of the loss, and change of the metric: * p < 0.05, ** p < 0.01.",
+            tables=tables,
+            figures=[Plot("increase of the loss", partial(heat_maps, [loss]))],
+        )
+
+
+def curve_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    """Yield what files of `headgates curve` say."""
+    for points in (each["points"] for each in contents):
+        origins = dict.fromkeys(
+            str(point[key]) for key in ("signature", "measured") for point in points if key in point
+        )
+        yield Result(
+            kind="Fewer and fewer heads",
+            title=", ".join(short_names(list(dict.fromkeys(point["checkpoint"] for point in points)))),
+            signature="; ".join(origins),
+            tables=curve_tables(points),
+            figures=[Plot("", partial(curve_plot, points))],
+        )
+
+
+def overlap_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    """Yield what files of `headgates compare` say."""
+    for each in contents:
+        note = "By chance: random masks that keep as many heads. Jaccard: common heads among those that either keeps."
+        yield Result(kind="Heads in common", note=note, tables=[overlap_table(each["pairs"])])

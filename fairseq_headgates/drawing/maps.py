@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairseq_headgates.drawing.tables import TITLES, named, rounded
+from fairseq_headgates.drawing.tables import rounded
 from fairseq_headgates.drawing.text import columns, escaped, visible
-from fairseq_headgates.heads import AttentionMap
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Sentences = Mapping[int, Sequence[AttentionMap]]  # by the number of the sentence, from 1
 TOKEN, CHARACTER = 0.22, 0.065  # inches for a token, and for one of its characters
 LEAST = (9, 2)  # columns and rows of the smallest map, which leave room for the title and labels
 LARGEST = 250_000  # cells of a picture or page
-
-
-def title_of(head_map: AttentionMap) -> str:
-    """Return the title of a map: the head, and its gate unless that is 1."""
-    name = named(head_map.head)
-    if head_map.gate is None:
-        return f"{name} (removed)"
-    return name if head_map.gate == 1 else f"{name} (gate {head_map.gate:.2f}{'' if head_map.gate > 0 else ', closed'})"
-
-
-def check_size(sentences: Iterable[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
-    """Raise ValueError if the maps have more than `largest` cells."""
-    cells = sum(
-        len(head_map.queries) * len(head_map.keys) for maps in sentences for head_map in maps if head_map.weights
-    )
-    if cells > largest:
-        raise ValueError(
-            f"the maps have {cells:,} cells, and at most {largest:,} are drawn: choose fewer heads with --heads, or "
-            "fewer sentences"
-        )
 
 
 class Heat(NamedTuple):
@@ -134,12 +111,6 @@ def _longest(tokens: Iterable[Sequence[str]]) -> float:
     return max((CHARACTER * columns(visible(token)) for found in tokens for token in found), default=0.0) + 0.2
 
 
-def by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[AttentionMap]]]:
-    """Return type, title and maps of each attention type, for the templates."""
-    groups = groupby(maps, key=lambda head_map: head_map.head.attention_type)
-    return [(attention_type, TITLES[attention_type], list(group)) for attention_type, group in groups]
-
-
 @cache
 def templates(extension: str) -> Environment:
     """Return the environment of the templates of an extension, and of shared ones. It escapes whatever is inserted."""
@@ -153,6 +124,5 @@ def templates(extension: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["title_of"] = title_of
     found.filters |= {"escaped": escaped, "visible": visible, "percent": percent_or_nothing}
     return found

@@ -7,6 +7,7 @@ from itertools import groupby
 from math import isfinite, isnan
 from typing import Any
 
+from fairseq_headgates.drawing.result import Table
 from fairseq_headgates.drawing.text import columns
 from fairseq_headgates.heads import HeadId, HeadTable
 from fairseq_headgates.messages import printable
@@ -37,9 +38,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows)])
 
 
-def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
-    """Format P(open) and evaluation gate of every head: one block per attention type, layers by heads."""
-    blocks = []
+def text_of(*tables: Table) -> str:
+    """Format tables with their titles."""
+    texts = [(table.title, text_table(table.header, table.rows) if table.rows else "") for table in tables]  # type: ignore[arg-type]
+    return "\n\n".join("\n".join(filter(None, text)) for text in texts)
+
+
+def gate_tables(open_probability: HeadTable, gate: HeadTable) -> list[Table]:
+    """Return P(open) and evaluation gate of every head: a table per attention type, layers by heads."""
+    tables = []
     for attention_type, rows in gate.layers.items():
         alive, total = gate.count(attention_type)
         heads = max(len(row) for row in rows)
@@ -52,8 +59,8 @@ def gate_table(open_probability: HeadTable, gate: HeadTable) -> str:
             for i, row in enumerate(rows)
         ]
         title = f"{attention_type} ({TITLES[attention_type]}): {alive} of {total} heads open"
-        blocks.append(title + "\n" + text_table(["P(open)/gate", *(f"head {j}" for j in range(heads)), "open"], cells))
-    return "\n\n".join(blocks)
+        tables.append(Table(title, ["P(open)/gate", *(f"head {j}" for j in range(heads)), "open"], cells))
+    return tables
 
 
 def rounded(value: float, form: str) -> str:
@@ -68,20 +75,20 @@ def with_interval(value: float, interval: Sequence[float] | None, form: str) -> 
     return format(value, form) + (f" [{interval[0]:{form}}, {interval[1]:{form}}]" if interval else "")
 
 
-def score_table(scores: HeadTable) -> str:
-    """Format scores: one block per attention type, layers by heads; '-' for removed heads (NaN)."""
-    blocks = []
+def score_tables(scores: HeadTable) -> list[Table]:
+    """Return scores: a table per attention type, layers by heads; '-' for removed heads (NaN)."""
+    tables = []
     for attention_type, rows in scores.layers.items():
         cells = [[f"layer {i}", *("-" if isnan(v) else rounded(v, ".4f") for v in row)] for i, row in enumerate(rows)]
         header = [scores.name, *(f"head {j}" for j in range(max(map(len, rows))))]
-        blocks.append(f"{attention_type} ({TITLES[attention_type]})\n" + text_table(header, cells))
-    return "\n\n".join(blocks)
+        tables.append(Table(f"{attention_type} ({TITLES[attention_type]})", header, cells))
+    return tables
 
 
 def layer_tables(
     difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float | None], metric: str = "bleu"
-) -> list[str]:
-    """Format differences of a metric with a mark of significance: a table per attention type, layers by heads."""
+) -> list[Table]:
+    """Return differences of a metric with a mark of significance: a table per attention type, layers by heads."""
     cells: dict[str, dict[int, dict[int, str]]] = {}
     for head, value in difference.items():
         cell = rounded(value, "+.2f") + _stars(p_values.get(head))
@@ -91,19 +98,19 @@ def layer_tables(
         heads = range(1 + max(head for row in layers.values() for head in row))
         rows = [[f"layer {i}", *(row.get(j, "-") for j in heads)] for i, row in layers.items()]
         header = [METRICS[metric], *(f"head {j}" for j in heads)]
-        tables.append(f"{attention_type} ({TITLES[attention_type]})\n" + text_table(header, rows))
+        tables.append(Table(f"{attention_type} ({TITLES[attention_type]})", header, rows))
     return tables
 
 
-def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float | None]) -> str:
-    """Format differences of a metric with only the best head of a layer, and that head: layers by attention types."""
+def best_head_table(difference: Mapping[HeadId, float], p_values: Mapping[HeadId, float | None]) -> Table:
+    """Return differences of a metric with only the best head of a layer, and that head: layers by attention types."""
     cells: dict[int, dict[str, str]] = {}
     for head, value in difference.items():
         text = f"{rounded(value, '+.2f')}{_stars(p_values.get(head))} (head {head.head})"
         cells.setdefault(head.layer, {})[head.attention_type] = text
     types = [attention_type for attention_type in TITLES if any(attention_type in row for row in cells.values())]
     rows = [[f"layer {i}", *(cells[i].get(attention_type, "-") for attention_type in types)] for i in sorted(cells)]
-    return text_table(["one head alone", *types], rows)
+    return Table("", ["one head alone", *types], rows)
 
 
 def _stars(p: float | None) -> str:
@@ -111,8 +118,8 @@ def _stars(p: float | None) -> str:
     return "  " if p is None or p >= 0.05 else "* " if p >= 0.01 else "**"
 
 
-def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Format pruning curves: percent removed, heads kept, loss and perplexity, BLEU or accuracy of each point."""
+def curve_tables(points: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return pruning curves: percent removed, heads kept, loss and perplexity, BLEU or accuracy of each point."""
     metric = next((name for name in ("ppl", "accuracy", "bleu") if any(p.get(name) is not None for p in points)), "")
     header = [
         "removed",
@@ -121,7 +128,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
         *([METRICS[metric]] if metric else []),
     ]
     tested = any("p_value" in p for p in points)
-    blocks = []
+    tables = []
     for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
         rows = [
             [f"{p['removed']:g}%", str(p["heads"]), f"{p['nll']:.4f}"]
@@ -129,8 +136,8 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> str:
             + [p_value_text(p.get("p_value"))] * tested
             for p in group
         ]
-        blocks.append(f"{types} by {by} ({checkpoint})\n" + text_table([*header, *["p"] * tested], rows))
-    return "\n\n".join(blocks)
+        tables.append(Table(f"{types} by {by} ({checkpoint})", [*header, *["p"] * tested], rows))
+    return tables
 
 
 def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
@@ -151,8 +158,8 @@ def agreement_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     return text_table(["scores", "types", "heads", "Pearson", "p", "Spearman", "p", "top overlap"], rows)
 
 
-def overlap_table(pairs: Sequence[Mapping[str, Any]]) -> str:
-    """Format the heads that two masks have in common, against chance: a line per pair of masks and attention types."""
+def overlap_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the heads that two masks have in common, against chance: a line per pair of masks and attention types."""
     rows = [
         [
             f"{p['a']} ~ {p['b']}",
@@ -166,7 +173,7 @@ def overlap_table(pairs: Sequence[Mapping[str, Any]]) -> str:
         ]
         for p in pairs
     ]
-    return text_table(["masks", "types", "heads", "kept", "common", "by chance", "Jaccard", "p"], rows)
+    return Table("", ["masks", "types", "heads", "kept", "common", "by chance", "Jaccard", "p"], rows)
 
 
 def matrix(title: str, names: Sequence[str], values: Mapping[tuple[str, str], float]) -> str:

@@ -16,8 +16,7 @@ from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.cli.main import main
-from fairseq_headgates.drawing.tables import curve_table
-from fairseq_headgates.extensions.report.inputs import read_experiment
+from fairseq_headgates.extensions.report.inputs import read_results
 from fairseq_headgates.heads import parse_mask, read_scores
 from fairseq_headgates.plugin.options.stored_mask import read_mask
 
@@ -72,7 +71,17 @@ def test_old_scores_are_read_by_prune_and_correlate(capsys, tmp_path):
 
 
 def test_old_curves_and_ablations_are_read():
-    found = read_experiment([str(OLD / "curve.json"), str(OLD / "ablation.json")])
-    table = curve_table(found.curves[0][1])
-    assert table.startswith("all by gradient (out/gated.pt)\nremoved  heads  bits/token\n") and "4.8257" in table
-    assert found.ablations[0][1]["nll"] == pytest.approx(4.8211, abs=1e-4)
+    (_, curve), (_, ablation) = read_results([str(OLD / "curve.json"), str(OLD / "ablation.json")])
+    table = curve.tables[0]
+    assert (table.title, table.header) == ("all by gradient (out/gated.pt)", ["removed", "heads", "bits/token"])
+    assert "4.8257" in [row[2] for row in table.rows]
+    increase = json.loads((OLD / "ablation.json").read_text())["nll_difference"]["enc-self"][0][0]
+    assert ablation.tables[0].rows[0][:2] == ["layer 0", f"{increase:.4f}"]
+
+
+def test_the_report_shows_the_gates_of_an_old_checkpoint():
+    """Against the gates that version 0.1.0 computed."""
+    _, (_, gates) = read_results([str(OLD / "gated.pt")])
+    open_heads = sum(int(row[-1]) for table in gates.tables for row in table.rows)
+    assert gates.title == "Gates of gated"
+    assert open_heads == sum(g > 0 for rows in EXPECTED["gated"]["gates"].values() for row in rows for g in row)

@@ -8,7 +8,7 @@ from fairseq_headgates.cli.options import CHOOSING
 from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.statistics import perplexity
-from fairseq_headgates.drawing.tables import METRICS, best_head_table, layer_tables, score_table
+from fairseq_headgates.drawing.tables import METRICS, best_head_table, layer_tables, score_tables, text_of
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
@@ -38,12 +38,12 @@ def run(options: AblateOptions) -> None:
             "nll_difference": difference.rows(),
         }
         unit = session.objective.unit
-        text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", score_table(difference)]
+        text = [f"loss of the whole model: {nll:.4f} bits per {unit}", "", text_of(*score_tables(difference))]
         if name == "ppl":
             ppl = perplexity(nll)
             more = losses.map(lambda loss: perplexity(loss) - ppl, f"+ppl, {options.mode}")
             result |= {"ppl": ppl, "ppl_difference": more.rows()}
-            text += ["", f"perplexity of the whole model: {ppl:.2f}", "", score_table(more)]
+            text += ["", f"perplexity of the whole model: {ppl:.2f}", "", text_of(*score_tables(more))]
         if metric and journal:
             result.update(_metric(session, loaded, losses, metric, journal))
             text += ["", _metric_text(metric, options.mode, result)]
@@ -86,4 +86,4 @@ def _metric_text(metric: Metric, mode: str, result: Mapping[str, Any]) -> str:
     p = {HeadId.parse(head): value for head, value in result["p_value"].items()}
     title = f"{METRICS[name]} of the whole model: {result[name]:.2f}; differences, * p < 0.05, ** p < 0.01"
     tables = layer_tables(difference, p, name) if mode == "single" else [best_head_table(difference, p)]
-    return "\n\n".join([f"{title} ({metric.main.test})", *tables]) + f"\n{result[f'{name}_signature']}"
+    return "\n\n".join([f"{title} ({metric.main.test})", *map(text_of, tables)]) + f"\n{result[f'{name}_signature']}"

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from fairseq_headgates.cli.commands.compare import CompareOptions
 from fairseq_headgates.cli.output import say
 from fairseq_headgates.cli.parser import chosen_types
-from fairseq_headgates.drawing.tables import matrix, overlap_table
+from fairseq_headgates.drawing.tables import matrix, overlap_table, text_of
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.plugin.options.stored_mask import read_mask
@@ -26,7 +26,7 @@ def run(options: CompareOptions) -> None:
     result = to_json({"format": "headgates.overlap/1", "pairs": pairs})
     if options.out is not None:
         write_whole(options.out, result + "\n", options.force)
-    text = overlap_table(pairs)
+    text = text_of(overlap_table(pairs))
     if len(masks) > 2:
         last = {(pair["a"], pair["b"]): pair["jaccard"] for pair in pairs}  # that of all types
         text = f"{matrix('Jaccard', list(masks), last)}\n\n{text}"

@@ -16,7 +16,7 @@ from fairseq_headgates.compression.refit import refit
 from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.statistics import perplexity
 from fairseq_headgates.drawing.figures import curve_plot
-from fairseq_headgates.drawing.tables import curve_table
+from fairseq_headgates.drawing.tables import curve_tables, text_of
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, parse_scores
@@ -41,7 +41,7 @@ def run(options: CurveOptions) -> None:
         session.write(options.tsv, tsv(points))
         session.plot(options.plot, lambda: curve_plot(points))
         origins = dict.fromkeys(point["measured"] for point in points)
-        session.say(to_json(points) if options.json else "\n".join([curve_table(points), *origins]))
+        session.say(to_json(points) if options.json else "\n".join([text_of(*curve_tables(points)), *origins]))
         for journal in journals.values():
             journal.discard()
 

@@ -5,7 +5,7 @@ import shlex
 from fairseq_headgates.cli.commands.score import ScoreOptions
 from fairseq_headgates.cli.session import open_session
 from fairseq_headgates.drawing.figures import heat_maps
-from fairseq_headgates.drawing.tables import score_table
+from fairseq_headgates.drawing.tables import score_tables, text_of
 from fairseq_headgates.heads import scores_to_json
 from fairseq_headgates.scores.options import SCORES, parse_methods
 
@@ -21,7 +21,7 @@ def run(options: ScoreOptions) -> str | None:
         if options.json:
             session.say(scores_to_json(tables).rstrip("\n"))
         else:
-            session.say("\n\n".join(f"{score_table(table)}\n{table.signature}" for table in tables))
+            session.say("\n\n".join(f"{text_of(*score_tables(table))}\n{table.signature}" for table in tables))
         words = [session.only_path(), "OUT", "--scores", options.out or "", "--keep", "0.5"]
         words += ["--method", methods[0]] if len(methods) > 1 else []
         return shlex.join(["headgates", "prune", *words]) if options.out and session.writes else None

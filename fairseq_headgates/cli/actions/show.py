@@ -3,7 +3,7 @@
 from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads, warn_unfinished
 from fairseq_headgates.cli.commands.show import ShowOptions
 from fairseq_headgates.cli.output import say
-from fairseq_headgates.drawing.tables import gate_table, open_counts
+from fairseq_headgates.drawing.tables import gate_tables, open_counts, text_of
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import mask_to_json
 
@@ -42,4 +42,4 @@ def as_text(heads: CheckpointHeads) -> str:
         summary += f"; no gates on {', '.join(ungated)}"
     for side, dims in heads.ffn_dims.items():
         summary += f"\nneurons of the {side}, by layer: {' '.join(map(str, dims))}"
-    return f"{gate_table(heads.open_probability, heads.gate)}\n\n{summary}"
+    return f"{text_of(*gate_tables(heads.open_probability, heads.gate))}\n\n{summary}"

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.drawing.maps import Heat, Sentences, by_type, check_size, heat_figure, templates, title_of
-from fairseq_headgates.drawing.tables import text_table
+from fairseq_headgates.drawing.maps import LARGEST, Heat, heat_figure, templates
+from fairseq_headgates.drawing.tables import TITLES, named, text_table
 from fairseq_headgates.drawing.text import visible
 from fairseq_headgates.heads import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Sentences = Mapping[int, Sequence[AttentionMap]]  # by the number of the sentence, from 1
 FORMAT = "headgates.attention/1"
 COLUMNS = 4  # maps side by side
 SHOWN = 0.1  # smallest weight whose number is shown
+
+
+def title_of(head_map: AttentionMap) -> str:
+    """Return the title of a map: the head, and its gate unless that is 1."""
+    name = named(head_map.head)
+    if head_map.gate is None:
+        return f"{name} (removed)"
+    return name if head_map.gate == 1 else f"{name} (gate {head_map.gate:.2f}{'' if head_map.gate > 0 else ', closed'})"
+
+
+def check_size(sentences: Iterable[Sequence[AttentionMap]], largest: int = LARGEST) -> None:
+    """Raise ValueError if the maps have more than `largest` cells."""
+    cells = sum(
+        len(head_map.queries) * len(head_map.keys) for maps in sentences for head_map in maps if head_map.weights
+    )
+    if cells > largest:
+        raise ValueError(
+            f"the maps have {cells:,} cells, and at most {largest:,} are drawn: choose fewer heads with --heads, or "
+            "fewer sentences"
+        )
 
 
 def _title(head_map: AttentionMap, number: int, sentences: int) -> str:
@@ -79,5 +102,15 @@ def attention_page(sentences: Sentences, signature: str) -> str:
     Raise ValueError for more than `LARGEST` cells.
     """
     check_size(sentences.values())
-    groups = {number: by_type(maps) for number, maps in sentences.items()}
-    return templates("attention").get_template("attention.html").render(sentences=groups, signature=signature)
+    groups = {number: _by_type(maps) for number, maps in sentences.items()}
+    return (
+        templates("attention")
+        .get_template("attention.html")
+        .render(sentences=groups, signature=signature, title_of=title_of)
+    )
+
+
+def _by_type(maps: Sequence[AttentionMap]) -> list[tuple[str, str, list[AttentionMap]]]:
+    """Return type, title and maps of each attention type, for the templates."""
+    groups = groupby(maps, key=lambda head_map: head_map.head.attention_type)
+    return [(attention_type, TITLES[attention_type], list(group)) for attention_type, group in groups]

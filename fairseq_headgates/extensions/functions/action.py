@@ -13,11 +13,18 @@ from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.attention.modules import gate_values, head_counts
 from fairseq_headgates.cli.session import Loaded, Session, open_session
 from fairseq_headgates.data.symbols import MARKS, subwords_of
-from fairseq_headgates.drawing.functions import function_table
+from fairseq_headgates.drawing.tables import text_of
 from fairseq_headgates.extensions.functions.aligning import Alignments, Weights, align, attention_of, contributions_by
 from fairseq_headgates.extensions.functions.command import FunctionsOptions
 from fairseq_headgates.extensions.functions.counting import Annotations, check_annotations, count_functions
-from fairseq_headgates.extensions.functions.drawing import alignment_line, drift_table, scored_table, statistics_table
+from fairseq_headgates.extensions.functions.drawing import (
+    alignment_line,
+    annotation_lines,
+    drift_table,
+    function_tables,
+    scored_table,
+    statistics_table,
+)
 from fairseq_headgates.extensions.functions.results import functions_of, kept_functions, scored_functions
 from fairseq_headgates.extensions.functions.trees import parse_relations, read_alignments, read_trees
 from fairseq_headgates.heads import HeadTable, Signature, parse_heads, read_scores
@@ -55,7 +62,7 @@ def run(options: FunctionsOptions) -> None:
         session.write(options.out, text + "\n")
         tables = []
         for name, result in results.items():
-            tables += [name] * bool(others) + [function_table(result)]
+            tables += [name] * bool(others) + [text_of(*function_tables(result)), *annotation_lines(result)]
             tables += [statistics_table(result)] * options.statistics + [result["signature"]]
         session.say(text if options.json else "\n\n".join([*tables, *end]))
 

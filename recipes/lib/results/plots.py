@@ -8,7 +8,7 @@ from statistics import mean
 
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.drawing.panels import row_of
-from fairseq_headgates.extensions.report.panels import Panel, score_panel
+from fairseq_headgates.drawing.sweep import Panel, score_panel
 from fairseq_headgates.files import replacing
 from results.rows import Row, by_model
 

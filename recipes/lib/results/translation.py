@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from fairseq_headgates.drawing.sweep import Panel, sweep_panels
 from fairseq_headgates.drawing.tables import text_table
-from fairseq_headgates.extensions.report.panels import Panel, sweep_panels
 from fairseq_headgates.heads import TYPES
 from results import columns
 from results.columns import COMPARED, LEVEL, PUBLISHED, Column, Value, lines_of_tsv, speed, with_range

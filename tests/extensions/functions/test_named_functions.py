@@ -16,14 +16,18 @@ import make_corpus
 from fairseq_headgates import gate_values
 from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.data.corpus import Corpus
-from fairseq_headgates.drawing.functions import function_table
+from fairseq_headgates.drawing.tables import text_of
 from fairseq_headgates.extensions.functions.counting import Annotations, FunctionCounts, count_functions
+from fairseq_headgates.extensions.functions.drawing import function_tables, group_counts
 from fairseq_headgates.extensions.functions.layout import frequency_ranks
+from fairseq_headgates.extensions.functions.result import results
 from fairseq_headgates.extensions.functions.results import functions_of, kept_functions, scored_functions
 from fairseq_headgates.extensions.functions.trees import Tree, parse_relations, read_trees
 from fairseq_headgates.heads import TYPES, HeadTable
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from fairseq_headgates.scores.options import FunctionOptions
+
+THRESHOLDS = {"positional": 90, "margin": 10, "rare": 50}
 
 
 def test_functions_are_named_by_their_thresholds(monkeypatch):
@@ -74,9 +78,8 @@ def test_where_no_head_has_a_function_the_nearest_ones_are_shown():
         )
     ]
     relations = {"enc-self": {"nsubj to governor": {"count": 7, "offset": 1, "baseline": 0.55}}}
-    thresholds = {"positional": 90, "margin": 10, "rare": 50}
-    result = {"heads": {"enc-self": [heads]}, "relations": relations, "options": thresholds, "trees": {}}
-    title, _, _, *lines = function_table(result).splitlines()
+    result = {"heads": {"enc-self": [heads]}, "relations": relations, "options": THRESHOLDS, "trees": {}}
+    title, _, _, *lines = text_of(*function_tables(result)).splitlines()
     assert title == "enc-self (encoder self-attention): 0 of 4 open heads have a function; the nearest:"
     assert [line.split() for line in lines] == [
         ["layer", "0", "head", "1", "nsubj", "to", "governor", "55.0%", "0.0%..100.0%", "55.0%", "7"],
@@ -84,8 +87,38 @@ def test_where_no_head_has_a_function_the_nearest_ones_are_shown():
         ["layer", "0", "head", "0", "rare", "10.0%", "0.0%..100.0%", "8"],
     ]
     heads[3]["functions"] = ["positional -1"]
-    title, _, _, *lines = function_table(result).splitlines()
+    title, _, _, *lines = text_of(*function_tables(result)).splitlines()
     assert title.endswith(": 1 of 4 open heads have a function") and len(lines) == 1
+
+
+def head_with(*functions, gate=1.0):
+    return {"gate": gate, "functions": list(functions)}
+
+
+def test_heads_are_counted_by_the_first_group_of_their_functions():
+    heads = [
+        [head_with("nsubj to governor", "positional -1"), head_with("rare", "amod to dependent"), head_with("rare")],
+        [head_with("positional +1", gate=0.0), head_with(), None],
+    ]
+    result = {"heads": {"enc-self": heads, "dec-enc": [[head_with("alignment", "rare")]]}}
+    counts = {"positional": 1, "syntactic": 1, "rare": 1, "alignment": 0, "none": 1}
+    assert group_counts(result, "enc-self") == counts
+    assert group_counts(result, "dec-enc") == dict.fromkeys(counts, 0) | {"rare": 1}
+
+
+def test_functions_of_several_checkpoints_are_one_chart(tmp_path):
+    """A column of open heads for each checkpoint, by function."""
+    pytest.importorskip("matplotlib")
+    heads = [[head_with("rare"), head_with(), head_with()]]
+    whole = {"signature": "ckpt:whole.pt", "heads": {"enc-self": heads}, "trees": {}, "options": THRESHOLDS}
+    for head in (head for head in heads[0] if head):
+        head |= {"rare": {"rate": 1.0, "low": 1, "high": 1, "count": 1}}
+    less = {**whole, "signature": "ckpt:less.pt", "heads": {"enc-self": [[*heads[0][:2], None]]}}
+    chart, *tables = results([whole, less])
+    [axes] = chart.figures[0].draw().axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["whole", "less"]
+    assert [[bar.get_height() for bar in of_group] for of_group in axes.containers] == [[1, 1], [2, 1]]
+    assert [each.title for each in tables] == ["whole", "less"] and len([*results([whole])]) == 1
 
 
 def test_a_head_on_the_previous_token_is_positional_in_short_sentences():

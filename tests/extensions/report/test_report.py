@@ -5,25 +5,26 @@ from xml.etree import ElementTree
 import pytest
 
 from fairseq_headgates.cli.output import picture
+from fairseq_headgates.data import comparison
 from fairseq_headgates.data.results import Evaluation, Score, Speed
 from fairseq_headgates.drawing import text as report_text
-from fairseq_headgates.drawing.figures import curve_plot, heat_map, heat_maps
+from fairseq_headgates.drawing.figures import curve_plot, heat_map, heat_maps, kept_heads
+from fairseq_headgates.drawing.result import short_names
 from fairseq_headgates.drawing.tables import (
     agreement_table,
     best_head_table,
-    curve_table,
-    gate_table,
+    curve_tables,
+    gate_tables,
     layer_tables,
     matrix,
     open_counts,
     rounded,
-    score_table,
+    score_tables,
+    text_of,
     text_table,
 )
 from fairseq_headgates.drawing.text import visible
 from fairseq_headgates.extensions.attention.drawing import attention_figure
-from fairseq_headgates.extensions.report import results
-from fairseq_headgates.extensions.report.content import Input
 from fairseq_headgates.heads import AttentionMap, HeadId, HeadTable
 
 GATE = HeadTable({"enc-self": [[1.0, 0.0], [0.5, 1.0]], "dec-enc": [[0.0, 0.0]]}, "gate")
@@ -31,7 +32,7 @@ OPEN = HeadTable({"enc-self": [[0.99, 0.01], [0.7, 0.9]], "dec-enc": [[0.1, 0.2]
 
 
 def test_head_table_shows_every_head_and_the_counts():
-    assert gate_table(OPEN, GATE).splitlines() == [
+    assert text_of(*gate_tables(OPEN, GATE)).splitlines() == [
         "enc-self (encoder self-attention): 3 of 4 heads open",
         "P(open)/gate     head 0     head 1  open",
         "------------  ---------  ---------  ----",
@@ -61,7 +62,7 @@ def test_heat_map_has_one_panel_per_type(tmp_path):
 
 def test_score_table_shows_a_dash_for_missing_scores():
     table = HeadTable({"enc-self": [[0.12345, -0.00001], [float("nan"), 2]]}, "gradient")
-    assert score_table(table).splitlines() == [
+    assert text_of(*score_tables(table)).splitlines() == [
         "enc-self (encoder self-attention)",
         "gradient  head 0  head 1",
         "--------  ------  ------",
@@ -84,15 +85,16 @@ def test_tables_of_ablations():
     p_values = {"dec-enc 0 0": 0.04, "dec-enc 0 1": 0.3, "dec-enc 1 1": 0.001, "enc-self 0 0": 0.05}
     difference, p_values = ({HeadId.parse(k): v for k, v in each.items()} for each in (difference, p_values))
     cross, encoder = layer_tables(difference, p_values)
-    assert cross.splitlines() == [
+    assert text_of(cross).splitlines() == [
         "dec-enc (decoder-encoder attention)",
         "BLEU      head 0   head 1",
         "-------  -------  -------",
         "layer 0  -1.00*   +0.25",
         "layer 1        -  -3.50**",
     ]
-    assert encoder.splitlines()[-1] == "layer 0  +0.00"
-    assert best_head_table({HeadId("dec-enc", 1, 1): -3.5, HeadId("enc-self", 0, 0): 0.2}, p_values).splitlines() == [
+    assert text_of(encoder).splitlines()[-1] == "layer 0  +0.00"
+    best = best_head_table({HeadId("dec-enc", 1, 1): -3.5, HeadId("enc-self", 0, 0): 0.2}, p_values)
+    assert text_of(best).splitlines() == [
         "one head alone          enc-self           dec-enc",
         "--------------  ----------------  ----------------",
         "layer 0         +0.20   (head 0)                 -",
@@ -107,7 +109,7 @@ def points():
 
 
 def test_curves():
-    assert curve_table(points()).splitlines() == [
+    assert text_of(*curve_tables(points())).splitlines() == [
         "all by gate (a.pt)",
         "removed  heads  bits/token   BLEU",
         "-------  -----  ----------  -----",
@@ -120,7 +122,7 @@ def test_curves():
         "0%           2      2.0000     -",
     ]
     losses = [{**point, "bleu": None} for point in points()[:1]]
-    assert curve_table(losses).splitlines()[1].split() == ["removed", "heads", "bits/token"]
+    assert text_of(*curve_tables(losses)).splitlines()[1].split() == ["removed", "heads", "bits/token"]
     pytest.importorskip("matplotlib")
     loss, bleu = curve_plot(points()[:2]).axes
     assert loss.lines[0].get_xydata().tolist() == [[0, 2], [50, 2.5]]
@@ -235,12 +237,17 @@ def evaluation(checkpoint, data="a", predictions=("x y", "z"), parameters=100, s
     )  # fmt: skip
 
 
+def said(group):
+    """The results of evaluations, by kind."""
+    return {each.kind: each for each in comparison.results([each.as_json() for each in group])}
+
+
 def test_only_evaluations_of_the_same_data_share_a_table():
     """Two texts may have as many sentences; their signatures tell them apart."""
     found = [evaluation(name, split) for name, split in (("a", "en"), ("b", "ru"), ("c", "en"))]
     for each in found:
         object.__setattr__(each, "references", None)
-    assert [[each.checkpoint for each in group] for group in results.groups(found)] == [["a", "c"], ["b"]]
+    assert [[each.checkpoint for each in group] for group in comparison.same_data(found)] == [["a", "c"], ["b"]]
 
 
 def test_what_a_smaller_model_costs_and_saves(few_resamplings):
@@ -249,23 +256,37 @@ def test_what_a_smaller_model_costs_and_saves(few_resamplings):
         evaluation("small.pt", predictions=("x w y", "z"), parameters=70),
         evaluation("same.pt", parameters=80),
     ]
-    assert results.compare(group).headline.startswith(
+    found = said(group)
+    assert found["Results"].sentence.startswith(
         "small keeps 7 of 10 heads and has 30% fewer parameters than whole. BLEU: 50.00 (95% interval 40.00 to 60.00) "
         "instead of 50.00, p "
     )
-    assert results.compare(group).headline.endswith(", and 1.29 to 1.59 times as fast.")
-    assert results.compare(group[:1]).headline == ""
-    found = results.compare(group)
+    assert found["Results"].sentence.endswith(", and 1.29 to 1.59 times as fast.")
+    [table] = found["Results"].tables
     scores = ["BLEU", "change of BLEU", "chrF2", "change of chrF2"]
-    assert found.header == ["model", "heads", "parameters", "words/s", *scores]
-    assert [row[:3] for row in found.rows] == [
+    assert table.header == ["model", "heads", "parameters", "words/s", *scores]
+    assert [row[:3] for row in table.rows] == [
         ["whole", "10/10", "100"], ["small", "7/10", "70 (-30%)"], ["same", "8/10", "80 (-20%)"],
     ]  # fmt: skip
-    number, rows = found.sentences[0]
-    assert (number, [name for name, _ in rows]) == (1, ["reference", "whole", "small", "same"])
-    assert [(word.text, word.changed) for word in rows[2][1]] == [("x", False), ("w", True), ("y", False)]
-    assert rows[3][1] is None
-    assert [word for word, _ in results._words("x", "x y z")] == ["x", "[...]"]
+    [table] = found["Translations"].tables  # of the sentence that differs
+    assert (table.title, [row[0] for row in table.rows]) == ("sentence 1", ["reference", "whole", "small", "same"])
+    assert table.rows[2][1] == [("x", False), ("w", True), ("y", False)]
+    assert table.rows[3][1] == "the same as whole"
+    assert [word for word, _ in comparison._words("x", "x y z")] == ["x", "[...]"]
+
+
+def test_one_model_has_no_sentence_and_no_translations(few_resamplings):
+    found = said([evaluation("whole.pt")])
+    assert list(found) == ["Results"] and found["Results"].sentence == ""
+
+
+def test_translations_are_those_on_which_most_models_disagree(few_resamplings):
+    texts = [["a"] * 6, ["a", "b", "b", "b", "a", "b"], ["a", "c", "b", "c", "b", "c"]]
+    group = [evaluation(f"{i}.pt") for i in range(3)]
+    for each, predictions in zip(group, texts, strict=True):
+        object.__setattr__(each, "predictions", predictions)
+        object.__setattr__(each, "references", texts[0])
+    assert [table.title for table in said(group)["Translations"].tables] == ["sentence 2", "sentence 4", "sentence 6"]
 
 
 @pytest.mark.parametrize("slower", [0.6, None])
@@ -274,21 +295,23 @@ def test_a_speed_that_may_be_noise_is_in_no_sentence(slower, few_resamplings):
     group = [evaluation("whole.pt"), evaluation("small.pt", parameters=70, slower=slower or 0.9)]
     if not slower:
         object.__setattr__(group[1], "speed", Speed("words", 14.0))
-    assert "fewer parameters" in results.compare(group).headline and "fast" not in results.compare(group).headline
+    sentence = said(group)["Results"].sentence
+    assert "fewer parameters" in sentence and "fast" not in sentence
 
 
 def test_short_names_of_files():
     names = ["out/gated/checkpoint_last.pt", "out/small.pt", "out/gated", "a/scores.json", "b/scores.json"]
-    assert results.labels(names[1:4]) == ["small", "gated", "scores"]
-    assert results.labels(names) == [names[0], "small", "out/gated", "a/scores.json", "b/scores.json"]
+    assert short_names(names[1:4]) == ["small", "gated", "scores"]
+    assert short_names(names) == [names[0], "small", "out/gated", "a/scores.json", "b/scores.json"]
 
 
-def test_results_are_named_by_their_checkpoint():
-    """Not by that of one of several, and by their file, too, if another has the same."""
-    signed = [("f.json", "run/a.pt"), ("g.json", "run/a.pt"), ("h.json", "b.pt"), ("several.json", "b.pt")]
-    inputs = [Input(name, "scores", f"gradient|ckpt:{checkpoint}") for name, checkpoint in signed]
-    inputs += [Input("several.json", "scores", "gradient|ckpt:c.pt"), Input("own.json", "scores")]
-    known = results.checkpoints_of(inputs)
-    files = [(name, None) for name in ("g.json", "g.json", "h.json", "several.json", "own.json")]
-    assert results.names_of(known, files) == ["a", "a", "b", "several", "own"]
-    assert results.names_of(known, [("f.json", None), ("g.json", None)]) == ["a (f)", "a (g)"]
+def test_open_closed_and_removed_heads_look_different():
+    pytest.importorskip("matplotlib")
+    nan = float("nan")
+    gates = {"a": HeadTable({"enc-self": [[1, 0, nan]], "dec-enc": [[0.5]]}), "b": HeadTable({"enc-self": [[1, 1, 1]]})}
+    figure = kept_heads(gates)
+    first, second, third, empty = figure.axes
+    assert [text.get_text() for text in first.texts] == ["0"] and [text.get_text() for text in second.texts] == ["0.5"]
+    [cells] = first.collections
+    assert cells.get_array().mask.tolist() == [[False, False, True]]  # the grey of the background
+    assert [first.get_title("left"), third.get_title("left")] == ["a", "b"] and not empty.axison

@@ -1,19 +1,24 @@
-"""The plots of a report: results of a sweep, heads that checkpoints keep (no torch)."""
+"""Results of the recipes: scores over the number of heads, and the heads that the models keep (no torch)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.drawing.panels import Panel, draw_lines, markers, set_label
+from fairseq_headgates.drawing.panels import Panel, draw_lines, markers, row_of, set_label
+from fairseq_headgates.drawing.result import Plot, Result, Table
 from fairseq_headgates.drawing.text import escaped
 from fairseq_headgates.heads import TYPES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+NOTE = (
+    "BLEU: mean of the seeds, bars: their range; horizontal lines: models without pruning. Heads by type and layer are "
+    "those of the method with the most models. In the table, diff is BLEU minus BLEU of the control."
+)
 FEW = 3  # layers that have a line each; of more, pairs have one
 
 
@@ -94,65 +99,26 @@ def _by_layer(models: Sequence[Mapping[str, Any]], attention_type: str) -> dict[
     }
 
 
-def overlap_panel(pairs: Sequence[Mapping[str, Any]]) -> Panel:
-    """Return a bar chart of the Jaccard index of masks: a group for each of `types`, a bar for each pair, and chance.
-
-    With more than `FEW` pairs, one bar is their mean.
-
-    Args:
-        pairs: the pairs of a file of `headgates compare`
-    """
-    types = list(dict.fromkeys(pair["types"] for pair in pairs))
-    bars: dict[str, dict[str, float]] = {}
-    chance: dict[str, list[float]] = {}
-    for pair in pairs:
-        bars.setdefault(f"{_end(pair['a'])} ~ {_end(pair['b'])}", {})[pair["types"]] = pair["jaccard"] or 0.0
-        union = max(1e-9, sum(pair["kept"]) - pair["expected"])
-        chance.setdefault(pair["types"], []).append(pair["expected"] / union)
-    groups = {name: [values.get(each, 0.0) for each in types] for name, values in bars.items()}
-    if len(groups) > FEW:
-        groups = {f"mean of {len(groups)} pairs": [*map(mean, zip(*groups.values(), strict=True))]}
-    groups["by chance"] = [mean(chance[each]) for each in types]
-    return Panel("heads in common (Jaccard index)", partial(_bars, names=types, groups=groups, y="Jaccard index"))
+def results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
+    """Yield what the JSON tables of recipes say."""
+    scores = {"BLEU": ".2f", "diff": "+.2f", "nll": ".3f"}
+    for models in (each["models"] for each in contents):
+        rows = [
+            [
+                model["name"],
+                *(f"{number:g}" for number in model["heads"].values()),
+                *(_range(model[score], form) for score, form in scores.items()),
+            ]
+            for model in models
+        ]
+        yield Result(
+            kind="Fewer and fewer heads",
+            note=NOTE,
+            tables=[Table("", ["model", *models[0]["heads"], *scores], rows)],
+            figures=[Plot(panel.title, partial(row_of, [panel])) for panel in sweep_panels(models)],
+        )
 
 
-def _end(name: str, most: int = 20) -> str:
-    """Return the end of a long name."""
-    return name if len(name) <= most else f"…{name[1 - most :]}"
-
-
-def function_panels(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> list[Panel]:
-    """Return a chart for each attention type: a column of open heads for each checkpoint, coloured by function.
-
-    These are figures of Voita et al. 2019, section 6.2.
-
-    Args:
-        counts: {attention type: {checkpoint: {group of functions: number of heads}}}
-    """
-    return [Panel(f"{each}, open heads by function", partial(_columns, counts=found)) for each, found in counts.items()]
-
-
-def _columns(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Draw a column for each name, of coloured parts."""
-    bottom = [0] * len(counts)
-    for group in next(iter(counts.values())):
-        heights = [found[group] for found in counts.values()]
-        if any(heights):
-            color = "lightgray" if group == "none" else None
-            axes.bar(range(len(counts)), heights, 0.7, bottom, label=group, color=color)
-        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    _label_bars(axes, list(counts), "open heads")
-
-
-def _bars(axes: Axes, names: Sequence[str], groups: Mapping[str, Sequence[float]], y: str = "heads kept") -> None:
-    """Draw a group of bars for each name."""
-    width = 0.8 / len(groups)
-    for i, (label, values) in enumerate(groups.items()):
-        axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(names))], values, width, label=escaped(label))
-    _label_bars(axes, names, y)
-
-
-def _label_bars(axes: Axes, names: Sequence[str], y: str) -> None:
-    """Label the axes of a bar chart, with a name for each group of bars."""
-    set_label(axes, "", y, counts=y != "Jaccard index")
-    axes.set_xticks(range(len(names)), map(escaped, names), rotation=20, ha="right", fontsize="small")
+def _range(values: Sequence[float], form: str) -> str:
+    """Return the mean of the seeds, and their range."""
+    return f"{mean(values):{form}}" + (f" ({min(values):{form}}..{max(values):{form}})" if len(values) > 1 else "")
