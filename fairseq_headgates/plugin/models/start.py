@@ -130,6 +130,7 @@ def _stored(model_class: Any, stored: argparse.Namespace) -> dict[str, Any]:
 def _take(model_class: Any, args: Any, stored: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Set the options in `args` that are not given, and return them. Log those that are given and differ."""
     given = {name: value for name, value in _given(args) if value not in (None, "", PARSER_DEFAULTS.get(name))}
+    given = {name: value for name, value in given.items() if name in stored}  # others, such as a mask, may be files
     given = vars(model_options(given, model_class.stock))
     if different := [_flag(name, given[name]) for name in stored if name in given and given[name] != stored[name]]:
         logger.warning(printable(f"{' '.join(different)} given, but the checkpoint {path} has other values"))
