@@ -1,4 +1,4 @@
-"""Checkpoints of every build of model and of every form in which fairseq has stored options."""
+"""Checkpoints of every form in which fairseq has stored options; see also test_families.py."""
 
 import argparse
 import subprocess
@@ -9,55 +9,14 @@ import torch
 from fairseq.models import build_model as fairseq_build_model
 from fairseq.models.transformer import TransformerModel
 from omegaconf import OmegaConf
-from support.checkpoints import (
-    WITHOUT_PLUGIN,
-    assert_same_output,
-    read,
-    small_state,
-)
+from support.checkpoints import WITHOUT_PLUGIN, assert_same_output, read
 from support.commands import EVALUATION
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.safety.checkpoint import model_args
-
-VARIANTS = {
-    "learned positions, normalised and shared embeddings, layers dropped in training": {
-        **{"encoder_learned_pos": True, "decoder_learned_pos": True, "max_source_positions": 50},
-        **{"layernorm_embedding": True, "share_all_embeddings": True},
-        **{"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.3},
-    },
-    "adaptive softmax, more layers, wider encoder, recomputed activations": {
-        **{"adaptive_softmax_cutoff": "10,20", "adaptive_softmax_dropout": 0, "adaptive_softmax_factor": 4},
-        **{"decoder_layers": 3, "encoder_embed_dim": 48, "checkpoint_activations": True},
-    },
-    "no attention to the encoder, no positions": {"no_cross_attention": True, "no_token_positional_embeddings": True},
-    "attention to both at once, narrow output": {
-        **{"no_cross_attention": True, "cross_self_attention": True, "decoder_output_dim": 16}
-    },
-    "quantisation noise": {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8},
-}
-
-
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_every_variant_is_built_pruned_and_exported_from_its_checkpoint(options):
-    """Built from the file alone, without data; pruned and exported they compute what the masked model computes."""
-    model = make_gated(**options)
-    state, mask = small_state(model), random_mask(model)
-    assert torch.equal(logits(build_model(state), make_batch()), logits(model, make_batch()))
-    with masked(model, mask):
-        expected = logits(model, make_batch())
-    pruned = build_model(prune_checkpoint(state, mask))
-    torch.testing.assert_close(logits(pruned, make_batch()), expected, atol=1e-5, rtol=1e-5)
-    exported = stock_checkpoint(state, mask)
-    stock = TransformerModel.build_model(model_args(exported), make_task()).eval()
-    stock.load_state_dict(exported["model"], strict=True)
-    torch.testing.assert_close(logits(stock, make_batch()), expected, atol=1e-5, rtol=1e-5)
-    again = prune_checkpoint(exported, mask)  # of zeros, which change nothing
-    torch.testing.assert_close(logits(build_model(again), make_batch()), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_activations_are_not_recomputed_in_a_loaded_model():
@@ -68,12 +27,6 @@ def test_activations_are_not_recomputed_in_a_loaded_model():
         for model in (recomputed, build_model(state))
     ]
     assert wrapped == [4, 0]
-
-
-def random_mask(model):
-    generator = torch.Generator().manual_seed(3)
-    rows = {each: (torch.rand(size, generator=generator) > 0.5).int() for each, size in head_counts(model).items()}
-    return HeadTable({attention_type: table.tolist() for attention_type, table in rows.items()})
 
 
 FRESH = """

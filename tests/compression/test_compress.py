@@ -8,7 +8,6 @@ import torch
 from support.analysis import READ
 from support.classifiers import CLASSES, MASKED
 from support.commands import EVALUATION, hypotheses, worker_arguments
-from support.language_models import READING as LM
 from support.models import make_args, make_task
 from support.sentences import PAIRS, TASK, make_model, sample
 
@@ -187,13 +186,6 @@ def check_smaller(run, data, options, whole, folder, metric=()):
     assert evaluated["losses"]["valid"]["mean"] == pytest.approx(found["loss"][1], abs=1e-4)
     if metric:
         assert evaluated["scores"]["accuracy"]["score"] == pytest.approx(found["accuracy"][1])
-
-
-@pytest.mark.usefixtures("one_batch")
-@pytest.mark.parametrize("variant", ["pre-norm", "adaptive"])
-def test_language_models_are_compressed(variant, toy_text, train_lm, run, tmp_path):
-    train_lm(tmp_path, "--gate-heads", "dec-self", variant=variant)
-    check_smaller(run, toy_text, LM, tmp_path / "checkpoint_last.pt", tmp_path)
 
 
 @pytest.mark.usefixtures("one_batch")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 
 import pytest
 from support.commands import EVALUATION, USER_DIR, Toy, l0_configuration
@@ -14,37 +13,17 @@ from support.language_models import (
     SIZES,
     by_sentence,
 )
-from support.training import (
-    RESET,
-    WITHOUT_NOISE,
-    assert_one_line_error,
-    assert_two_workers_train_as_one,
-    make_forms,
-    read,
-)
+from support.training import assert_one_line_error
 
 GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
-CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
-OPEN = [[0, 1, 1, 1], [0, 0, 0, 0]]
 PLUGIN = EVALUATION[:2]  # with it a command on fairseq's own model runs in this process
 WITHOUT_PLUGIN = [option for option in READING if option not in PLUGIN]
 
 
 @pytest.fixture(scope="module")
-def models(made_once, train_lm, run):
-    """Checkpoints with an adaptive softmax: of fairseq's model; gated, started from it; pruned; in fairseq's form."""
-
-    def make(folder):
-        train_lm(folder / "baseline", arch="transformer_lm", variant="adaptive", updates=8)
-        start = ["--restore-file", folder / "baseline" / "checkpoint_last.pt", *RESET, "--lr", 0]
-        train_lm(folder / "gates", *GATES, *start, "--log-file", folder / "gates.log", variant="adaptive")
-        make_forms(run, folder, "decoder", CLOSED)
-
-    folder = made_once("lm-adaptive", make)
-    return {name: folder / f"{name}.pt" for name in ("gated", "pruned", "stock")} | {
-        "baseline": folder / "baseline" / "checkpoint_last.pt",
-        "trained": folder / "gates" / "checkpoint_last.pt",
-    }
+def models(forms_of):
+    """Checkpoints with an adaptive softmax: gated, pruned, and in fairseq's form."""
+    return forms_of("transformer_lm, adaptive")
 
 
 @pytest.fixture(scope="module")
@@ -57,39 +36,6 @@ def eval_lm(run, data, path, *options, plugin=True):
     """The loss in bits per token that fairseq-eval-lm prints."""
     done = run("fairseq-eval-lm", data, *(READING if plugin else WITHOUT_PLUGIN), "--path", path, *options)
     return float(re.search(r"Loss \(base 2\): ([\d.]+), Perplexity", done.text)[1])
-
-
-def test_gates_start_open_from_a_stock_checkpoint(models, run, toy_text):
-    """A stock checkpoint trains on, with a penalty; with a learning rate of 0 nothing has changed afterwards."""
-    assert read(models["trained"])["optimizer_history"][-1]["criterion_name"].endswith("L0Criterion")
-    log = models["gated"].with_name("gates.log").read_text()
-    assert float(re.findall(r"\| heads_open_dec_self ([\d.]+)", log)[-1]) == 8
-    paths = models["trained"], models["baseline"]
-    trained, before = (json.loads(headgates(run, "ablate", toy_text, path, "--json").out) for path in paths)
-    assert trained["nll"] == before["nll"]
-
-
-def test_every_form_is_evaluated_alike_by_fairseq_and_by_curve(models, run, toy_text, tmp_path):
-    out = tmp_path / "curve.json"
-    done = headgates(run, "curve", toy_text, models["gated"], "--by", "gate", "--steps", "0,34", "--out", out)
-    points = json.loads(out.read_text())["points"]
-    assert [point["heads"] for point in points] == [3, 2] and "perplexity" in done.out and "BLEU" not in done.out
-    for form in ("gated", "pruned", "stock"):
-        found = eval_lm(run, toy_text, models[form], plugin=form != "stock")
-        assert points[0]["nll"] == pytest.approx(found, abs=2e-4), form
-    assert points[0]["ppl"] == pytest.approx(2 ** points[0]["nll"]) and points[0]["bleu"] is None
-    assert "|block:12-" in points[0]["signature"]
-
-
-def test_pruned_checkpoints_are_smaller_name_their_heads_and_train_on(models, run, tmp_path, train_lm):
-    shown = json.loads(run("headgates", "show", models["pruned"], "--json").out)
-    assert shown["heads"] == {"dec-self": [3, 8], "total": [3, 8]} and shown["gate"]["dec-self"] == OPEN
-    start = ["--restore-file", models["pruned"], "--alive-heads", models["pruned"], "--remove-heads"]
-    train_lm(tmp_path, *start, "--criterion", "adaptive_loss", variant="adaptive", updates=4)
-    trained, pruned = read(tmp_path / "checkpoint_last.pt"), read(models["pruned"])
-    assert pruned["cfg"]["criterion"]["_name"] == "adaptive_loss"
-    assert trained["optimizer_history"][-1]["num_updates"] == 4
-    assert {n: w.shape for n, w in trained["model"].items()} == {n: w.shape for n, w in pruned["model"].items()}
 
 
 # --- the commands of headgates ---------------------------------------------------------------------------------------
@@ -126,6 +72,10 @@ def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_p
               "--steps", "0,50", "--refit", "--out", results["curve"])  # fmt: skip
     headgates(run, "ablate", toy_text, models["gated"], "--metric", "ppl", "--out", results["ablate"])
     headgates(run, "functions", toy_text, models["gated"], "--statistics", "--out", results["functions"])
+    point, _ = json.loads(results["curve"].read_text())["points"]
+    assert point["ppl"] == pytest.approx(2 ** point["nll"]) and point["bleu"] is None
+    assert point["nll"] == pytest.approx(eval_lm(run, toy_text, models["gated"]), abs=2e-4)
+    assert "|block:12-" in point["signature"]
     ablation = json.loads(results["ablate"].read_text())
     assert ablation["ppl_difference"]["dec-self"][0][0] == pytest.approx(0, abs=1e-6)  # its gate is closed
     page = tmp_path / "report.html"
@@ -199,12 +149,6 @@ def test_sampling_continues_a_prefix_alike_in_every_form(models, run, toy_text):
         first, *_, last = [text for _, text in found[form]]
         assert first.startswith("b a") and last.startswith("c")
     assert found["gated"] == found["pruned"] == found["stock"]
-
-
-def test_two_workers_train_as_one_with_two_batches(train_lm, tmp_path):
-    options = [*GATES, *WITHOUT_NOISE, "--max-tokens", 100]
-    train = partial(train_lm, variant="adaptive")
-    assert_two_workers_train_as_one(tmp_path, train, options, ["--update-freq", 2])
 
 
 @pytest.mark.rehearsal

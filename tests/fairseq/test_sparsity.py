@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from support.checkpoints import read
 from support.commands import TYPES, logged
 from support.models import assert_same
-from support.training import read
 
 from fairseq_headgates.checkpoints.building import build_model
 

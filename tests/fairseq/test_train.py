@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from support.checkpoints import GENERATE, load, predictions, with_gates
+from support.checkpoints import GENERATE, load, predictions, read, with_gates
 from support.commands import (
     ALIVE,
     GATED,
@@ -20,7 +20,7 @@ from support.commands import (
     valid_loss,
 )
 from support.models import assert_same
-from support.training import RESET, read
+from support.training import RESET
 
 import fairseq_headgates
 from fairseq_headgates import gate_values

@@ -31,6 +31,7 @@ pytest_plugins = [
     "support.analysis",
     "support.checkpoints",
     "support.classifiers",
+    "support.families",
     "support.language_models",
     "support.prune_command",
     "support.report",

@@ -3,18 +3,14 @@
 import pytest
 import torch
 from support.all_attention import NaiveModel, make_blocks, make_model
-from support.models import VOCABULARY, make_task
+from support.models import VOCABULARY
 
-from fairseq_headgates import attention_modules, masked, observe, prune
-from fairseq_headgates.attention.cuts import open_mask, removal_plan
+from fairseq_headgates import attention_modules, observe, prune
+from fairseq_headgates.attention.cuts import removal_plan
 from fairseq_headgates.checkpoints.building import build_model
-from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
-from fairseq_headgates.data.corpus import Corpus
-from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.extensions.all_attention.layer import JointAttention
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.shapes import mask_value
-from fairseq_headgates.scores.ablation import ablation_losses
 
 
 def randomized(model):
@@ -62,30 +58,6 @@ def gated(mem_len=3, **options):
     ):
         module.attention.gate.load_state_dict({"log_alpha": torch.tensor(values)})
     return model
-
-
-def test_gated_masked_and_pruned_compute_the_same_with_memory():
-    model = gated()
-    expected = run_blocks(model)
-    pruned = prune(model)
-    assert [module.attention.num_heads for module in attention_modules(pruned)] == [3, 0, 3]
-    for found in (run_blocks(pruned), run_blocks(model.train().eval())):
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    mask = {"dec-self": [[0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]]}
-    with masked(model, mask):
-        for a, b in zip(run_blocks(model), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_a_pruned_checkpoint_is_built():
-    model = gated()
-    state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
-    smaller = prune_checkpoint(state, open_mask(model))
-    assert smaller["cfg"]["model"].arch == "transformer_lm_all_attention"
-    pruned = build_model(smaller)
-    for a, b in zip(run_blocks(pruned), run_blocks(model), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_a_wide_model_is_built_from_its_checkpoint():
@@ -226,29 +198,6 @@ def test_a_hook_on_attention_weights_does_not_change_the_output(training):
     assert weights.sum(-1).min() > 0 and weights.sum(-1).max() < 1  # the rest is on the memory and on vectors
 
 
-# --- losses ----------------------------------------------------------------------------------------------------------
-
-
-def corpus_of(batches):
-    samples = []
-    for tokens, blocks in batches:
-        net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(tokens),), 4), "blocks": blocks}
-        samples.append({"id": blocks[:, 0], "net_input": net_input, "target": tokens.roll(-1, 1)})
-    return Corpus(make_task(), samples)
-
-
-@pytest.mark.parametrize("mode", ["single", "all-but-one"])
-def test_ablation_is_the_loss_of_the_masked_model(mode):
-    model, corpus = gated(), corpus_of(make_blocks())
-    whole, losses = ablation_losses(model, corpus, mode)
-    assert whole == pytest.approx(mean_loss(model, corpus), rel=1e-6)
-    for head, found in losses.items():
-        row = [int((i != head.head) if mode == "single" else (i == head.head)) for i in range(4)]
-        mask = {"dec-self": [row if layer == head.layer else [1] * 4 for layer in range(3)]}
-        with masked(model, mask):
-            assert found == pytest.approx(mean_loss(model, corpus), rel=1e-5), head
-
-
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -265,10 +214,3 @@ def test_options_that_cannot_be_used_are_refused(options, message, capsys):
         make_model(**options)
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and message in error and error.count("\n") == 1
-
-
-def test_stock_export_is_refused():
-    model = gated()
-    state = {"args": None, "cfg": {"model": model.args}, "model": model.state_dict()}
-    with pytest.raises(ValueError, match="fairseq has no architecture for transformer_lm_all_attention"):
-        stock_checkpoint(state, open_mask(model), model)

@@ -6,26 +6,21 @@ import shutil
 
 import pytest
 import torch
+from support.checkpoints import assert_same_tensors, read
 from support.commands import EVALUATION, hypotheses
 from support.language_models import BLOCKS, SEGMENTS, by_sentence
 from support.models import assert_same
-from support.training import SGD, assert_one_line_error, assert_two_workers_train_as_one, make_forms, read
+from support.training import assert_one_line_error
 
 GATES = ["--gate-heads", "dec-self", "--l0-weight", "0.05"]
-CLOSED = [[-3.0, 0.4, 3.0, -0.5], [-3.0, -3.0, -3.0, -3.0]]  # log_alpha of the gates that tests set
+SGD = ["--optimizer", "sgd", "--lr", 0.5, "--dropout", 0, "--attention-dropout", 0]
 READING = [*SEGMENTS, *EVALUATION]
 
 
 @pytest.fixture(scope="module")
-def models(made_once, train_all_attention, run):
-    """Checkpoints: gated, with `CLOSED` gates, and pruned."""
-
-    def make(folder):
-        train_all_attention(folder / "gates", *GATES, updates=8)
-        make_forms(run, folder, "decoder", CLOSED, stock=False)
-
-    folder = made_once("all-attention", make)
-    return {name: folder / f"{name}.pt" for name in ("gated", "pruned")}
+def models(forms_of):
+    """Checkpoints: gated, with gates that are closed, open and between, and pruned."""
+    return {form: path for form, path in forms_of("all-attention").items() if form != "trained"}
 
 
 def eval_lm(run, data, path, *options):
@@ -71,6 +66,18 @@ def test_a_run_that_stops_between_epochs_continues_exactly(tmp_path, train_all_a
     assert once["optimizer_history"][-1]["num_updates"] > 20
     for part in ("model", "last_optimizer_state"):
         assert_same(once[part], resumed[part], part)
+
+
+def assert_two_workers_train_as_one(folder, train, options, of_one, of_two=()):
+    """`train` with `options` and those of one worker gives the weights that it gives with those of two workers."""
+    train(folder / "one", *options, *of_one, "--save-interval-updates", 1, "--disable-validation", updates=3)
+    train(folder / "two", *options, *of_two, "--disable-validation", updates=3, workers=2)
+    files = "one/checkpoint_last.pt", "two/checkpoint_last.pt", "one/checkpoint_1_1.pt"
+    models = [read(folder / name)["model"] for name in files]
+    # `_float_tensor`: see assert_same.
+    one, two, start = ({n: w for n, w in model.items() if not n.endswith("_float_tensor")} for model in models)
+    assert_same_tensors(one, two, atol=1e-5, rtol=1e-5)
+    assert max((one[name] - start[name]).abs().max() for name in one) > 0.01
 
 
 def test_two_workers_train_as_one_with_all_rows(train_all_attention, tmp_path):

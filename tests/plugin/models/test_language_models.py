@@ -1,4 +1,4 @@
-"""Language models: characters, losses, functions; see also test_variants.py."""
+"""Language models: characters, losses, functions; see also test_families.py."""
 
 import argparse
 import math

@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
-from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.options import get_training_parser
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
@@ -19,6 +21,21 @@ from fairseq_headgates.gates import parse_stretch
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from fairseq_headgates.plugin.options.declared import DEFAULTS, add_head_gate_args
 from fairseq_headgates.plugin.options.reading import likely_option
+
+PRESETS = [f"transformer{name}" for name in ("", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big")]
+PRESETS += [name for name, model in ARCH_MODEL_REGISTRY.items() if model is TransformerLanguageModel]
+PRESETS += [name for name, model in ARCH_MODEL_REGISTRY.items() if model is RobertaModel and name.startswith("roberta")]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_those_of_fairseq(preset):
+    """The options that fairseq's own preset sets; of a language model also the defaults of its model for all others."""
+    family = next(name for name in ("transformer_lm", "transformer", "roberta") if preset.startswith(name))
+    name, ours, stock = preset.replace(family, f"{family}_head_gates", 1), argparse.Namespace(), argparse.Namespace()
+    ARCH_CONFIG_REGISTRY[name](ours)
+    ARCH_CONFIG_REGISTRY.get(preset, lambda args: None)(stock)
+    assert vars(ours).items() >= vars(stock).items() and ARCH_MODEL_REGISTRY[name].__name__.endswith("HeadGatesModel")
+    assert vars(ours).keys() == vars(stock).keys() or family == "transformer_lm"
 
 
 def test_the_preset_of_the_paper():

@@ -1,4 +1,4 @@
-"""RoBERTa: checkpoints, losses, scores and accuracy; see also test_variants.py."""
+"""RoBERTa: checkpoints, losses, scores and accuracy; see also test_families.py."""
 
 import argparse
 import math
