@@ -148,7 +148,7 @@ class Compressor:
 
     @cached_property
     def times(self) -> tuple[float, list[dict[int, float]]]:
-        """How many times as long the same work takes at times, and the share that is saved without units of blocks."""
+        """The spread of measurements of the same work, and the shares of the time that are saved; see `Work.times`."""
         assert self.work
         return self.work.times(self.whole, self.units, self.progress("times"))
 
@@ -239,7 +239,7 @@ class Compressor:
             blocks = [block for block in self.blocks if kind_of(block) in kinds]
             self.fastest[kinds] = self._speedups(plan_without_blocks(self.whole, blocks))[0]
         fastest = self.fastest[kinds]
-        _check_agreement(fastest.interval[1] / fastest.interval[0], speedup)
+        _check_agreement(fastest.spread, speedup)
         if speedup > (reachable := median(fastest.rounds)):
             raise OutOfReach(
                 f"--speedup is {speedup:g}: at most {with_interval(reachable, fastest.interval, '.2f')}, the speed "
@@ -256,10 +256,10 @@ def _distance(rates: Rates, speedup: float) -> float:
     return abs(median(rates.rounds) / speedup - 1)
 
 
-def _check_agreement(ratio: float, speedup: float) -> None:
+def _check_agreement(spread: float, speedup: float) -> None:
     """Raise ValueError if measurements of the same work differ by more than the speed that is asked for."""
-    if ratio > speedup:
+    if spread > speedup:
         raise ValueError(
-            f"timings vary by {ratio - 1:.0%}, --speedup is {speedup:g}: the machine is busy, repeat the command when "
+            f"timings vary by {spread - 1:.0%}, --speedup is {speedup:g}: the machine is busy, repeat the command when "
             "it is idle, or pass --params"
         )

@@ -90,8 +90,8 @@ class Work:
             progress: wraps the iterable of measurements
 
         Returns:
-            How many times as long the same work takes as at another time (a typical value), and for each block the
-            share of the time of the whole model that is saved, by the number of removed units
+            The spread of measurements of the same work (median), and for each block the share of the time of the whole
+            model that is saved, by the number of removed units
         """
         spreads, found = list[float](), defaultdict[tuple, list[float]](list)
         whole, of_whole = self._observed(model, units)
@@ -100,8 +100,7 @@ class Work:
             smaller, of_smaller = self._observed(prune(model, plan.mask, plan.neurons), units)
             of_whole.clear()
             rates, others = speeds([whole, smaller], self.device, PASSES)
-            slowest, fastest = others.relative_to(rates).interval
-            spreads.append(fastest / slowest)
+            spreads.append(others.relative_to(rates).spread)
             # The first round does not count, as in `speeds`.
             for kept, of_blocks in ((LEVELS, of_whole), (level, of_smaller)):
                 for runs_per_second, seconds in zip(rates.rounds, of_blocks[1:], strict=True):

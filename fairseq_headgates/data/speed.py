@@ -34,6 +34,13 @@ class Rates:
         """The rates in the slowest and in the fastest round."""
         return min(self.rounds), max(self.rounds)
 
+    @property
+    def spread(self) -> float:
+        """How many times as fast the fastest round is as the slowest, without a fifth of the rounds at both ends."""
+        outer = len(self.rounds) // 5
+        inner = sorted(self.rounds)[outer : len(self.rounds) - outer]
+        return inner[-1] / inner[0]
+
     def relative_to(self, other: Rates) -> Rates:
         """Return the rates divided by those of another system in the same rounds."""
         return Rates(tuple(mine / others for mine, others in zip(self.rounds, other.rounds, strict=True)))

@@ -221,7 +221,8 @@ def test_speeds_are_those_of_the_rounds_after_the_first(threads, clock, monkeypa
     systems = [lambda name=name: system(name) for name in seconds]
     a, b = speeds(systems, torch.device("cpu"), 2)
     assert (a, b) == (Rates((2.5, 5)), Rates((10, 2))) and order == ["a", "b"] * 3
-    assert b.interval == (2, 10) and b.relative_to(a) == Rates((4, 0.4))
+    assert (b.interval, b.spread, b.relative_to(a)) == ((2, 10), 5, Rates((4, 0.4)))
+    assert Rates((1, 6, 2, 9, 3)).spread == 3
 
 
 def test_a_speed_has_the_interval_of_its_rounds(on_toy, monkeypatch):

@@ -65,7 +65,7 @@ def run(options: CompressOptions) -> str | None:
         session.say(to_json(content) if options.json else f"{drawing.text(content)}\n\n{signature}")
         missed = [
             f"{with_interval(found['speedup'], found['speedup_interval'], '.2f')} instead of {speed:g}"
-            for speed, found in zip(options.speedup, content, strict=False)
+            for speed, found in zip(options.speedup, content, strict=False)  # those of one kind of units come last
             if speed > 1 and abs(found["speedup"] / speed - 1) > WITHIN
         ]
         if missed:
