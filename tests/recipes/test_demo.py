@@ -70,7 +70,7 @@ def table(text, number):
 
 def has_a_report(out):
     page = (out / "report.html").read_text()
-    shown = ["trees of the source", "confidence", "dec-enc layer 0"]
+    shown = ["Trees of the source", "confidence", "dec-enc layer 0"]
     assert [words for words in shown if words not in page] == []
 
 
