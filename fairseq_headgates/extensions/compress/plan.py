@@ -59,33 +59,28 @@ def kind_of(block: Block) -> str:
     return "heads" if block.is_attention else "neurons"
 
 
-def blocks_with_units(model: nn.Module, units: Collection[str] = UNITS) -> list[Block]:
-    """Return the blocks whose units, "heads" or "neurons", can be removed from a result of `attention.cuts.prune`."""
-    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
-    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
-    _check(model, blocks)
-    return blocks
-
-
 def units_of(
-    model: nn.Module, corpus: Corpus, blocks: Sequence[Block], sampled: bool = True, progress: Progress = iter
+    model: nn.Module, corpus: Corpus, units: Collection[str] = UNITS, sampled: bool = True, progress: Progress = iter
 ) -> list[Units]:
-    """Return the units of blocks of a model without gates, with the cost of removing them.
+    """Return the units of every block of a model without gates, with the cost of removing them.
 
     Args:
         model: a result of `attention.cuts.prune`
         corpus: the data
-        blocks: the blocks, see `blocks_with_units`
+        units: "heads", "neurons", or both
         sampled: see `moments`
         progress: wraps the iterable of batches
     """
+    blocks = removable(model, units)
     found = moments(model, corpus, blocks, sampled, progress)
     targets = targets_of(corpus)
     return [_units(model, block, found[block.linear], targets) for block in blocks]
 
 
-def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Raise ValueError for feed-forward blocks whose neurons cannot be removed."""
+def removable(model: nn.Module, units: Collection[str]) -> list[Block]:
+    """Return the blocks with such units. Raise ValueError for feed-forward blocks whose neurons cannot be removed."""
+    blocks = [block for block in blocks_of(model) if kind_of(block) in units]
+    blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
     layers: list[Any] = [model.get_submodule(block.layer) for block in blocks if not block.is_attention]
     reasons = {
         "a LayerNorm between the linear layers (--scale-fc)": any(
@@ -97,6 +92,7 @@ def _check(model: nn.Module, blocks: Sequence[Block]) -> None:
     }
     if found := " and ".join(reason for reason, applies in reasons.items() if applies):
         raise ValueError(f"neurons cannot be removed from feed-forward blocks with {found}: pass --units heads")
+    return blocks
 
 
 def number_and_parameters(model: nn.Module, block: Block) -> tuple[int, int]:

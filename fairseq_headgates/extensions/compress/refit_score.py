@@ -13,7 +13,7 @@ from fairseq_headgates.analysis.options import ScoreOptions
 from fairseq_headgates.attention.cuts import prune
 from fairseq_headgates.attention.modules import attention_modules, module_table
 from fairseq_headgates.evaluation.corpus import Corpus
-from fairseq_headgates.extensions.compress.plan import Units, blocks_with_units, units_of
+from fairseq_headgates.extensions.compress.plan import Units, units_of
 from fairseq_headgates.heads import HeadTable
 
 
@@ -27,7 +27,7 @@ def refit_scores(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> Hea
         are removed; 0 for closed heads, NaN for removed heads
     """
     smaller = prune(model)
-    units = units_of(smaller, corpus, blocks_with_units(smaller, ["heads"]), False, options.progress)
+    units = units_of(smaller, corpus, ["heads"], sampled=False, progress=options.progress)
     open_heads = {module.name: module.attention.kept for module in attention_modules(smaller)}
     modules = {module.name: module for module in attention_modules(model) if module.attention.num_heads}
     scores = {name: torch.zeros(module.attention.num_heads).double() for name, module in modules.items()}
