@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Corpus:
     """A subset of binarised data: the batches of this worker, and the task with its dictionaries.
 
     `sentences` counts those of all workers, `lines` also those that are skipped; `args` are the options of
-    fairseq-generate.
+    fairseq-generate. Of `part` alone, numbers of sentences in the data (default: all), targets and positions count.
     """
 
     task: Any
@@ -68,6 +68,7 @@ class Corpus:
     sentences: int = 0
     args: Any = None
     lines: int = 0
+    part: range | None = None
 
     @property
     def pad(self) -> int:
@@ -86,11 +87,23 @@ class Corpus:
 
     def losses(self, model: nn.Module, sample: Sample) -> Tensor:
         """Return the loss of every number of the target, in bits, 0 for those that do not count: [B, T]."""
-        return self.objective.losses(model, sample)
+        losses = self.objective.losses(model, sample)
+        return losses if self.part is None else losses.masked_fill(~self._in_part(sample)[:, None], 0.0)
 
     def counted(self, sample: Sample) -> Tensor:
         """Return which numbers of the target count: [B, T]."""
-        return self.objective.counted(sample)
+        counted = self.objective.counted(sample)
+        return counted if self.part is None else counted & self._in_part(sample)[:, None]
+
+    def _in_part(self, sample: Sample) -> Tensor:
+        assert self.part is not None
+        return (sample["id"] >= self.part.start) & (sample["id"] < self.part.stop)
+
+    def held_out(self, share: float) -> tuple[Corpus, Corpus]:
+        """Return the corpus without its last sentences, of all workers, and these: a share of all, at least one."""
+        numbers = self.numbers()
+        first = numbers[-max(1, round(share * len(numbers)))]
+        return replace(self, part=range(first)), replace(self, part=range(first, sys.maxsize))
 
     @cached_property
     def no_words(self) -> dict[str, list[int]]:
@@ -117,7 +130,8 @@ class Corpus:
         names = ("src_tokens",) if attention_type == "enc-self" else ("prev_output_tokens", "src_tokens")
         tokens = next(sample["net_input"][name] for name in names if name in sample["net_input"])
         real = tokens.ne(self.pad).transpose(0, 1)
-        return real if real.shape == states.shape[:2] else torch.ones_like(states[..., 0], dtype=torch.bool)
+        real = real if real.shape == states.shape[:2] else torch.ones_like(states[..., 0], dtype=torch.bool)
+        return real if self.part is None else real & self._in_part(sample)
 
     @property
     def eos(self) -> int:

@@ -1,6 +1,9 @@
 """Models without heads and neurons against models with zeros in their place, and `headgates compress`."""
 
 import json
+import math
+import re
+from dataclasses import replace
 
 import ctranslate2
 import pytest
@@ -8,18 +11,20 @@ import torch
 from support.analysis import READ
 from support.classifiers import CLASSES, MASKED
 from support.commands import EVALUATION, hypotheses, worker_arguments
-from support.models import make_args, make_task
-from support.sentences import PAIRS, TASK, make_model, sample
+from support.models import PAD, make_args, make_task
+from support.sentences import PAIRS, TASK, make_model, many_sentences, sample
 
 from fairseq_headgates import compress, prune
-from fairseq_headgates.attention.anatomy import attention_modules
+from fairseq_headgates.attention.anatomy import attention_modules, blocks_of
 from fairseq_headgates.attention.neurons import ffn_dims
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.compression import model as compressing
 from fairseq_headgates.compression import timing
+from fairseq_headgates.compression.moments import moments
 from fairseq_headgates.compression.plan import parameters_saved, plan_of, units_of
 from fairseq_headgates.compression.refit import refit_to
+from fairseq_headgates.compression.search import Curve
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
@@ -85,6 +90,65 @@ def test_the_budget_is_kept(units):
 def test_all_parameters_change_nothing():
     model = make_model()
     assert torch.equal(logits(compress(model, TASK, BATCHES, 1.0)), logits(prune(model)))
+
+
+def test_sentences_that_are_held_out_do_not_count():
+    """Losses, inputs and gradients are those of the other sentences alone."""
+    model = prune(make_model())
+    batches = [{**sample(PAIRS[i : i + 20]), "id": torch.arange(i, i + 20)} for i in (0, 20)]
+    parts = zip(Corpus(TASK, batches).held_out(0.1), (slice(0, 36), slice(36, 40)), strict=True)
+    for part, numbers in parts:
+        alone = Corpus(TASK, [{**sample(PAIRS[numbers]), "id": torch.arange(40)[numbers]}])
+        assert mean_loss(model, part) == pytest.approx(mean_loss(model, alone), rel=1e-12)
+        found, expected = (moments(model, each, blocks_of(model), sampled=True) for each in (part, alone))
+        for name, of_layer in expected.items():
+            torch.testing.assert_close(found[name].inputs, of_layer.inputs, atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(found[name].gradients, of_layer.gradients, atol=1e-10, rtol=1e-10)
+
+
+def sure_batch(model, number, seed):
+    """A batch whose targets are those that the model predicts with a probability above 0.999."""
+    batch = sample(many_sentences(number, seed))
+    probability, best = model(**batch["net_input"])[0].softmax(-1).max(-1)
+    return {**batch, "target": torch.where((probability > 0.999) & (batch["target"] != PAD), best, PAD)}
+
+
+@torch.no_grad()
+def test_a_loss_that_contradicts_the_estimate_is_reported(caplog):
+    """Gradients vanish where a model is sure of its predictions; but without its heads it is wrong."""
+    model = make_model()
+    model.decoder.output_projection.weight *= 20
+    compress(model, TASK, [sure_batch(model, 100, 7)], 0.9, ["heads"])
+    (message,) = (message for message in caplog.messages if "estimated" in message)
+    rises, estimated = map(float, re.findall(r"[\d.e-]+(?= bits| were)", message))
+    assert rises > 1000 * estimated
+
+
+@torch.no_grad()
+def test_of_several_plans_the_best_by_measurement_is_taken(monkeypatch):
+    """The estimate does not see the last head of the first self-attention of the decoder, the only one that counts."""
+    model, blind = make_model(), "decoder.layers.0.self_attn"
+    layer = model.get_submodule(blind)
+    layer.out_proj.weight[:, 8:] = 0
+    layer.out_proj.weight[:, :8] *= 10
+    model.decoder.output_projection.weight *= 20
+
+    def curves(*given, **options):
+        return [
+            replace(each, curve=Curve((1, 2, 3, 0), (0.0,) * 5)) if each.block.name == blind else each
+            for each in units_of(*given, **options)
+        ]
+
+    monkeypatch.setattr(compressing, "units_of", curves)
+    corpus, batches = Corpus(TASK, [sure_batch(model, 100, 8)]), [sure_batch(model, 300, 7)]
+    wanted = parameters(model) - 5 * (4 * 8 * 32 + 3 * 8)  # without five heads
+    whole = mean_loss(prune(model), corpus)
+    found = compress(model, TASK, batches, wanted, ["heads"])
+    monkeypatch.setattr(compressing, "UNEXPECTED", math.inf)
+    planned = compress(model, TASK, batches, wanted, ["heads"])
+    assert [each.get_submodule(blind).num_heads for each in (planned, found)] == [0, 1]
+    assert parameters(found) <= wanted
+    assert mean_loss(planned, corpus) - whole > 10 * (mean_loss(found, corpus) - whole)
 
 
 @pytest.fixture

@@ -72,7 +72,8 @@ class CompressOptions(FirstSentences, Output):
         metavar="N",
         type=counted,
         default=2000,
-        help="use only the first N sentences of --fit-subset (default: %(default)s)",
+        help="use only the first N sentences of --fit-subset, the last tenth of them to measure plans (default: "
+        "%(default)s)",
     )
     speed: bool = option(default=False, help="with --params: also measure the speed, as --speedup does")
     metric: str | None = option(
