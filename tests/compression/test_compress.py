@@ -218,20 +218,3 @@ def test_the_optimiser_is_cut(toy, checkpoints):
 def test_a_checkpoint_without_its_option_is_refused(headgates, toy, checkpoints):
     error = headgates("compress", toy.data, checkpoints["baseline"], "--params", "0.9", code=2)
     assert error.endswith(f"unrecognized arguments: {checkpoints['baseline']}; the checkpoint is --path CKPT\n")
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        (["--params", "0.01"], "--params is 0.01: it must be from"),
-        (["--params", "half"], "'half' is neither a number of parameters"),
-        (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one compressed model, --params names 2: name one"),
-        (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),
-        ([], "one of the arguments --params --speedup is required"),
-        (["--params", "0.9", "--metric", "accuracy"], "--metric is accuracy, which this --task does not have"),
-    ],
-)
-def test_bad_input(more, line, headgates, toy, checkpoints):
-    places = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "valid", *READ]
-    error = headgates("compress", *places, *more, code=2)
-    assert line in error and error.count("\n") == 1
