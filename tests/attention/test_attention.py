@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
-from support.attention import B, D, E, H, S, T, padding_mask
 from support.models import PAD, logits, make_batch, make_gated, make_stock
 from support.pruning import stirred
 
@@ -23,6 +22,17 @@ from fairseq_headgates import (
 )
 from fairseq_headgates.attention.cuts import pad_heads
 from fairseq_headgates.heads import TYPES
+
+E, H, D, T, S, B = 12, 3, 4, 5, 6, 2
+
+
+def padding_mask(side):
+    mask = torch.zeros(B, S, dtype=torch.bool)
+    if side == "left":
+        mask[1, :2] = True
+    elif side == "right":
+        mask[1, -3:] = True
+    return mask if side else None
 
 
 def make_attention(cross=False, dropout=0.0, dtype=torch.double):

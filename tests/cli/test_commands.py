@@ -57,29 +57,6 @@ def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
     assert_one_line_error(both, ["--json", "--out -"])
 
 
-BAD_COMMAND_LINES = {
-    "no command": (["-x"], ["COMMAND"]),
-    "an unknown command": (["prnue"], ["'prnue'", "prune"]),
-    "an unknown option": (["path", "--nope"], ["--nope"]),
-    "nothing to prune": (["prune"], ["CKPT, OUT"]),
-    "an option of another command": (["show", "x.pt", "--alive", "{}"], ["--alive"]),
-    "lines in a word": (["path", "a\nb"], ["a\\nb"]),
-    "no value": (["show", "x.pt", "--out"], ["--out", "expected one argument"]),
-    "an empty output": (["show", "x.pt", "--out", ""], ["--out", "empty"]),
-    "an unknown engine": (["convert", "x.pt", "y", "--to", "onnx"], ["'onnx'", "ctranslate2"]),
-    "a folder that is printed": (["convert", __file__, "-", "--to", "ctranslate2"], ["'-'"]),
-    "a long value": (["prune", "x.pt", "y.pt", "--threshold", "x" * 10**5], ["--threshold", "..."]),
-    "a value for a switch": (["show", "x.pt", "--json=1"], ["--json"]),
-}
-
-
-@pytest.mark.parametrize(("argv", "words"), BAD_COMMAND_LINES.values(), ids=BAD_COMMAND_LINES)
-def test_bad_command_lines_end_with_one_line(argv, words, run):
-    done = run("headgates", *argv, code=2)
-    assert done.out == "" and done.err.count("\n") == 1 and len(done.err) < 5000
-    assert done.err.startswith("headgates") and [word for word in words if word not in done.err] == []
-
-
 def test_the_command_that_comes_next_has_the_options_of_this_one():
     words = ["my data", "--path=a.pt", "--beam", "4", "--gen-subset", "valid", "--cpu"]
     assert then_evaluate(words, "a.pt:b.pt") == "headgates evaluate 'my data' --beam 4 --cpu --path a.pt:b.pt"

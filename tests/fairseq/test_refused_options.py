@@ -7,17 +7,13 @@ from support.commands import GATED, L0, train_arguments
 from support.training import RESET, assert_one_line_error
 
 SUBSET = ["--sparsity-method", "subset", "--target-heads"]
-NO_CROSS = ["--no-cross-attention", "--restore-file", "none.pt"]  # which the checkpoint has
 # A case for each place that finds a mistake: the parser, the model, the criterion, and the start of the training.
 BAD_OPTIONS = {
     "unknown reduction": ([*GATED, "--l0-reduction", "mean"], ["--l0-reduction", "'mean'", "sum, layer-mean"]),
-    "missing mask file": (["--alive-heads", "no/such.json"], ["'no/such.json'", "No such file"]),
     "a type in both options": (
         ["--gate-heads", "enc-self", "--alive-heads", '{"enc-self": [[1, 1, 1, 1], [1, 1, 1, 1]]}'],
         ["enc-self", "--gate-heads", "--alive-heads"],
     ),
-    "gates on missing attention": ([*NO_CROSS, "--gate-heads", "dec-enc"], ["no dec-enc", "enc-self"]),
-    "negative lambda": ([*GATED, "--l0-weight=-0.1"], ["--l0-weight", "-0.1", "from 0 to"]),
     "warm-up below 0": ([*GATED, "--l0-warmup-updates", "-1"], ["--l0-warmup-updates is -1", "at least 0"]),
     "target and lambda": (
         [*GATED, *RESET, *SUBSET, "3"],

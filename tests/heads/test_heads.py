@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -20,6 +21,7 @@ from fairseq_headgates.heads import (
     check_shape,
     mask_to_json,
     parse_mask,
+    parse_scores,
     parse_types,
     read_scores,
     scores_to_json,
@@ -122,6 +124,23 @@ def test_two_score_tables_of_one_method_are_refused(tmp_path):
     (tmp_path / "s.json").write_text(json.dumps([table, table]))
     with pytest.raises(ValueError, match="s.json has two tables of the method 'gradient': --method cannot choose"):
         read_scores(str(tmp_path / "s.json"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"enc-self": [[1, NaN]]}', "is not JSON (it holds 'NaN', which is not finite)"),
+        ("{}", "has no scores"),
+        ('{"enc-self": []}', "or a type without layers"),
+        (None, "format must be headgates.scores/1, not 'headgates.heads/1'"),
+    ],
+)
+def test_bad_score_files_are_refused(content, message, tmp_path):
+    file = f'{{"format": "headgates.scores/1", "method": "gradient", "signature": "x", "scores": {content}}}'
+    (tmp_path / "scores.json").write_text('{"format": "headgates.heads/1"}' if content is None else file)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        parse_scores(str(tmp_path / "scores.json"))
+    assert "\n" not in str(error.value)
 
 
 def test_shape_errors_come_all_at_once():
