@@ -106,7 +106,7 @@ def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_p
     run("headgates", "functions", *reading, "--statistics", "--out", results["functions"])
     run("headgates", "report", tmp_path / "report.html", models["gated"], models["pruned"], *results.values())
     text = (tmp_path / "report.html").read_text()
-    assert "each head masked" in text and "magnitude (" in text and "dec-self" in text
+    assert "Ablation" in text and "magnitude" in text and "dec-self" in text
     attention = run("headgates", "attention", *reading, "--heads", "dec-self:0.1").out
     assert "dec-self" in attention
 
