@@ -26,7 +26,7 @@ begin_full_size "$out"
 ((workers == 1)) || [[ -n $TOKENS_PER_UPDATE ]] ||
   fail "$workers processes would make updates of $workers times $MAX_TOKENS tokens: set TOKENS_PER_UPDATE to the number of source tokens for each update, or train on one GPU"
 TRAIN_FLAGS="--weight-decay 0.0001 $TRAIN_FLAGS"
-((gpus == 0)) || TRAIN_FLAGS="--fp16 $TRAIN_FLAGS"
+((gpus == 0)) || TRAIN_FLAGS="--fp16 --fp16-no-flatten-grads $TRAIN_FLAGS" # gates do not decay
 export TRAIN_FLAGS
 
 get_corpora iwslt14-de-en "$out"

@@ -33,7 +33,7 @@ begin_full_size "$out"
 keep_settings "$out" data
 flags="--weight-decay 0.1 --clip-norm 0.0 --pooler-dropout 0.0"
 case $PRECISION in
-  fp16) flags+=" --fp16 --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128" ;;
+  fp16) flags+=" --fp16 --fp16-no-flatten-grads --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128" ;;
   amp) flags+=" --amp" ;;
 esac
 
