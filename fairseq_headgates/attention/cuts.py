@@ -11,7 +11,6 @@ Shapes: H heads of a layer, H' heads to keep, D head size, E model size.
 from __future__ import annotations
 
 import copy
-import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +35,6 @@ from fairseq_headgates.attention.modules import (
     use_head_attention,
 )
 from fairseq_headgates.heads import HeadTable, Mask, as_mask, check_shape
-
-logger = logging.getLogger(__name__)
 
 LAST = ("out_proj.weight", "fc2.weight")  # whose columns are those of heads or neurons
 
@@ -122,9 +119,8 @@ def prune(
     """Return a copy of a fairseq model without the heads that `mask` removes.
 
     The copy computes what the masked model computes. A head whose evaluation gate is 0 is always removed, because it
-    contributes nothing; but alignment heads of `transformer_align` keep their weights (`attention.alignments`). Gates
-    between 0 and 1 are folded into the output projection. The options in `model.args` stay as they are;
-    `checkpoints.prune_checkpoint` changes those of a checkpoint.
+    contributes nothing. Gates between 0 and 1 are folded into the output projection. The options in `model.args` stay
+    as they are; `checkpoints.prune_checkpoint` changes those of a checkpoint.
 
     Args:
         model: a fairseq model, with or without gates; it is not changed

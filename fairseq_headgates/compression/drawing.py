@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.drawing.panels import compression_panels, row_of
-from fairseq_headgates.drawing.result import Plot, Result, Table, checkpoint_of
+from fairseq_headgates.drawing.result import Plot, Result, Table, checkpoint_name
 from fairseq_headgates.drawing.tables import METRICS, removal_table, rounded, text_of, text_table, with_interval
 from fairseq_headgates.heads import HeadTable
 
@@ -60,7 +60,7 @@ def results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
         found = list(group)
         yield Result(
             kind="Compression",
-            title=f"Smaller versions of {checkpoint_of(signature)}",
+            title=f"Smaller versions of {checkpoint_name(signature)}",
             signature=signature,
             note="Loss and score of models from which more and more is removed, without training.",
             tables=[_costs(found)],

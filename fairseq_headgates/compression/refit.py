@@ -116,7 +116,7 @@ def _lost_heads(model: nn.Module, pruned: nn.Module) -> dict[str, Tensor]:
 
 
 def _heads_in_use(attention: Any) -> list[int]:
-    """Return the heads whose context reaches the output. An alignment head that is closed has weights, but 0."""
+    """Return the heads whose context reaches the output. Those that `prune --stock` removed have weights, but 0."""
     used = attention.out_proj.weight.any(0).view(-1, attention.head_dim).any(1)
     return [head for head, is_used in zip(attention.kept, used.tolist(), strict=True) if is_used]
 
@@ -214,7 +214,7 @@ class _LeastSquares:
         module: Any = model.get_submodule(block.linear)
         self.linear, self.name, weight = module, block.linear, module.weight
         columns = torch.arange(weight.size(1))
-        if block.is_attention:  # the columns of closed alignment heads stay 0
+        if block.is_attention:  # the columns of heads whose weights are 0 stay 0
             attention: Any = model.get_submodule(block.name)
             columns = _columns(attention, _heads_in_use(attention))
         self.columns = columns.to(weight.device)

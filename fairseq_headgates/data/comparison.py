@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from fairseq_headgates.data.results import HINT, Evaluation, differences
 from fairseq_headgates.data.statistics import Difference
-from fairseq_headgates.drawing.evaluations import cells_of
+from fairseq_headgates.drawing.evaluations import cells_of, difference_cells
 from fairseq_headgates.drawing.result import Result, Table, Word, short_names
 from fairseq_headgates.drawing.tables import p_value_text, rounded
 from fairseq_headgates.files import read_record
@@ -65,8 +65,8 @@ def _row(first: Evaluation, model: Evaluation, changes: Mapping[str, Difference]
     for name, title in {**{name: name for name in model.scores}, **losses}.items():
         row |= {title: cells[title], f"change of {title}": ""}
         if name in changes:
-            value = rounded(changes[name].value, "+.4f" if name in losses else "+.2f")
-            row[f"change of {title}"] = f"{value} (p {p_value_text(changes[name].p)})"
+            value, p = difference_cells(name, changes[name])
+            row[f"change of {title}"] = f"{value} (p {p})"
     perplexities = {title: cell for title, cell in cells.items() if title.endswith(("perplexity", "per word"))}
     return row | ({} if model.scores else perplexities)
 

@@ -126,7 +126,10 @@ class Corpus:
         return self.in_order(sample["id"].tolist() for sample in self.batches)
 
     def positions(self, sample: Sample, attention_type: str, states: Tensor) -> Tensor:
-        """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B]."""
+        """Return which states [T, B, ...] of the queries of an attention type are not of padding: [T, B].
+
+        These are all in an encoder of speech, which has no tokens.
+        """
         names = ("src_tokens",) if attention_type == "enc-self" else ("prev_output_tokens", "src_tokens")
         tokens = next(sample["net_input"][name] for name in names if name in sample["net_input"])
         real = tokens.ne(self.pad).transpose(0, 1)

@@ -39,11 +39,12 @@ def difference_table(pairs: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
     header = ["difference", *(column for name in names for column in (name, "p"))]
     rows = []
     for pair, found in pairs.items():
-        cells = [_difference(name, found[name]) if name in found else ("-", "-") for name in names]
+        cells = [difference_cells(name, found[name]) if name in found else ("-", "-") for name in names]
         rows.append([pair, *(text for both in cells for text in both)])
     return text_table(header, rows)
 
 
-def _difference(name: str, difference: Sequence[Any]) -> tuple[str, str]:
+def difference_cells(name: str, difference: Sequence[Any]) -> tuple[str, str]:
+    """Format the difference of a score or of a loss ("loss valid"), and its p-value."""
     form = "+.4f" if name.startswith("loss") else "+.2f"
     return rounded(difference[0], form), p_value_text(difference[1])

@@ -8,7 +8,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.drawing.panels import curve_panels, row_of
-from fairseq_headgates.drawing.result import Plot, Result, checkpoint_of, short_names
+from fairseq_headgates.drawing.result import Plot, Result, checkpoint_name, short_names
 from fairseq_headgates.drawing.tables import (
     best_head_table,
     curve_tables,
@@ -128,7 +128,7 @@ def score_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
     for table in (table for each in contents for table in scores_of(each, "the scores")):
         yield Result(
             kind="Importance of heads",
-            title=" of ".join(filter(None, [table.name, checkpoint_of(table.signature)])),
+            title=" of ".join(filter(None, [table.name, checkpoint_name(table.signature)])),
             signature=table.signature,
             note="A higher score means a more important head.",
             tables=score_tables(table),
@@ -152,7 +152,7 @@ def ablation_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
             tables += layer_tables(change, p, metric) if single else [best_head_table(change, p)]
         yield Result(
             kind="Ablation",
-            title=f"{checkpoint_of(each['signature'])}: each head {masked}",
+            title=f"{checkpoint_name(each['signature'])}: each head {masked}",
             signature=each["signature"],
             note="Increase of the loss, and change of the metric: * p < 0.05, ** p < 0.01.",
             tables=tables,

@@ -63,6 +63,6 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [path if found.count(name) > 1 else name for path, name in zip(paths, found, strict=True)]
 
 
-def checkpoint_of(signature: str) -> str:
+def checkpoint_name(signature: str) -> str:
     """Return the short name of the checkpoint in a signature, "" if there is none."""
     return short_names([Signature.parse(signature).parts.get("ckpt", "")])[0].removesuffix(".")

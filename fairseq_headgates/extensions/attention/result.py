@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fairseq_headgates.drawing.result import Plot, Result, checkpoint_of
+from fairseq_headgates.drawing.result import Plot, Result, checkpoint_name
 from fairseq_headgates.extensions.attention.drawing import FORMAT, attention_figure, check_size
 from fairseq_headgates.heads import TYPES, AttentionMap, HeadId
 
@@ -21,7 +21,7 @@ def results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
         check_size(maps.values(), LARGEST)
         yield Result(
             kind="Attention maps",
-            title=checkpoint_of(each["signature"]),
+            title=checkpoint_name(each["signature"]),
             signature=each["signature"],
             note="Maps of heads with a closed gate are grey; a removed head has no map.",
             figures=[

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fairseq_headgates.drawing.result import Plot, Result, checkpoint_of
+from fairseq_headgates.drawing.result import Plot, Result, checkpoint_name
 from fairseq_headgates.extensions.explain.drawing import FORMAT, explanation_figure
 from fairseq_headgates.heads import Contributions
 
@@ -27,7 +27,7 @@ def results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
                 raise ValueError("no row of contributions for each prediction, with one for each token")
         yield Result(
             kind="Explanations",
-            title=checkpoint_of(each["signature"]),
+            title=checkpoint_name(each["signature"]),
             signature=each["signature"],
             note="Rows are predictions, columns the tokens that contribute to them. The source share is the sum of the "
             "absolute contributions of the source tokens.",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.drawing.panels import Panel, row_of, set_label
-from fairseq_headgates.drawing.result import Plot, Result, checkpoint_of
+from fairseq_headgates.drawing.result import Plot, Result, checkpoint_name
 from fairseq_headgates.drawing.text import escaped
 from fairseq_headgates.extensions.functions.drawing import annotation_lines, function_tables, group_counts
 
@@ -22,7 +22,7 @@ NOTE = (
 
 def results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
     """Yield the open heads of several models by function, then the functions of each model."""
-    names = [checkpoint_of(each["signature"]) for each in contents]
+    names = [checkpoint_name(each["signature"]) for each in contents]
     types = list(dict.fromkeys(each for content in contents for each in content["heads"]))
     counts = {
         each: [group_counts(content, each) if each in content["heads"] else {} for content in contents]

@@ -49,7 +49,6 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
 
     Returns:
         The options that are taken from the checkpoint
-
     """
     run = _run(args)
     if run is None:

@@ -113,7 +113,7 @@ def computed(model):
 
 
 def test_options_that_differ_are_logged(caplog, tmp_path):
-    """Weights do not show the number of heads: the training would start from another function without a word."""
+    """The weights fit any number of heads, so fairseq loads them, and the model computes something else."""
     path = tmp_path / "a.pt"
     save(path, args=make_args(activation_fn="gelu"))
     for start in (["--finetune-from-model", path], ["--restore-file", path, *RESET]):
