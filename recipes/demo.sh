@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demonstration: make a small model smaller, with and without training, in three minutes on two CPU cores.
+# The demonstration: make a small model smaller, with and without training, in four minutes on two CPU cores.
 #
 #   recipes/demo.sh [--dry-run] [OUT_DIR, default demo-out]
 #
