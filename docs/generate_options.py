@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import fairseq_headgates  # noqa: F401
-from fairseq_headgates.cli.actions.options import added_options
+from fairseq_headgates.cli.commands.options import added_options
 from fairseq_headgates.cli.main import build_parser
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "lib"))

@@ -1,8 +1,8 @@
-"""Declare commands: a class of options, and the module that does the work (no torch).
+"""Declare commands: a class with its options and what it does (no torch).
 
-A command is two files. `cli/commands/NAME.py` has the class, whose attributes are made by `argument` and `option`, and
-registers it with `command`. `cli/actions/NAME.py` has `run(options)`; it is imported only when the command runs, so
-help and wrong options take a tenth of a second. The files of an extension are `command.py` and `action.py`.
+A command is one file, `cli/commands/NAME.py` or `command.py` of an extension. It has a class whose attributes are made
+by `argument` and `option`, and whose method `run` does the work; `command` registers it. The files of all commands are
+imported for each help, so `run` itself imports what takes long: help and wrong options take a tenth of a second.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import argparse
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -58,8 +58,31 @@ def option(*, reads: str = "", writes: bool = False, within: Group | None = None
     return Declared(keywords, reads, writes, within)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command found; `output.deliver` prints it and writes its files.
+
+    Attributes:
+        text: what is printed; nothing if it is empty
+        json: what is printed with --json
+        files: the contents of the files that options name, by the option
+        figure: draws the picture of --plot
+        page: makes the web page of --plot FILE.html
+        following: the command that comes next
+        missed: what is wrong with the results: an error, once they are printed and written
+    """
+
+    text: str = ""
+    json: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    figure: Callable[[], Any] = lambda: None
+    page: Callable[[], str] | None = None
+    following: str = ""
+    missed: str = ""
+
+
 class Options:
-    """The values of the options of a command, which its subclasses declare.
+    """A command: the values of its options, which its subclasses declare, and what it does.
 
     The docstring of a command is its help: the first line is in the list of commands, the paragraphs after it, or the
     line itself where there are none, in the help of the command.
@@ -114,6 +137,17 @@ class Options:
         for word, value in zip(words, [*words[1:], ""], strict=False):
             if word == "--path" or word.startswith("--path="):
                 yield from (("the checkpoint", path) for path in _split(word.partition("=")[2] or value))
+
+    def check(self) -> None:
+        """Raise ValueError for options that contradict each other, before anything is read."""
+
+    def run(self, session: Any) -> Answer:
+        """Do the work.
+
+        Args:
+            session: the `Session` of a command that reads data, otherwise None
+        """
+        raise NotImplementedError
 
     def check_paths(self) -> None:
         """Raise ValueError if a file to read or the folder of a file to write does not exist, or they are the same."""

@@ -12,13 +12,13 @@ from importlib import import_module
 from inspect import getdoc
 from logging.handlers import MemoryHandler
 from pkgutil import iter_modules
-from types import ModuleType
 from typing import Any
 
 from fairseq_headgates import __version__, load_extensions, register
 from fairseq_headgates.cli import commands
 from fairseq_headgates.cli.command import COMMANDS, Options, add_options
-from fairseq_headgates.cli.output import check_outputs, prepare_streams
+from fairseq_headgates.cli.options import Data
+from fairseq_headgates.cli.output import check_outputs, deliver, prepare_streams
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.compat import unsupported
 from fairseq_headgates.files import writing
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         signals = () if workers else (signal.SIGTERM, signal.SIGHUP)
         with messages_printed(options.command, at_once=workers), stopped_by_signals(signals):
             check_outputs(options)
-            following = action_of(type(options)).run(options)
+            options.check()
+            following = answer(options)
             sys.stdout.flush()
         if following:
             print(f"next: {one_line(following)}", file=sys.stderr)
@@ -84,11 +85,20 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells do
 
 
-def action_of(options: type[Options]) -> ModuleType:
-    """Import what runs a command: `cli/actions/NAME.py`, or `action.py` of an extension."""
-    package, _, name = options.__module__.rpartition(".")
-    path = f"{package}.action" if name == "command" else f"{package.removesuffix('commands')}actions.{name}"
-    return import_module(path)
+def answer(options: Options) -> str:
+    """Run a command, print and write what it found, and return the command that comes next ("" for none)."""
+    if not isinstance(options, Data):
+        found = options.run(None)
+        deliver(options, found)
+        return found.following
+    from fairseq_headgates.cli.session import open_session
+
+    with open_session(options, options.needs_target()) as session:
+        found = options.run(session)
+        if session.writes:
+            deliver(options, found)
+        session.discard_journals()
+        return found.following if session.writes else ""
 
 
 def find_commands() -> dict[str, type[Options]]:

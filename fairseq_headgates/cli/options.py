@@ -70,6 +70,10 @@ class Data(Trust):
     usage = DATA_USAGE
     epilog = DATA_EPILOG
 
+    def needs_target(self) -> bool:
+        """Return whether the data must have targets."""
+        return True
+
     def fairseq_arguments(self) -> list[str] | None:
         """Return all words that are not options of the command."""
         return self.rest
@@ -91,6 +95,7 @@ class ChosenSentences(Data):
         type=numbers("a list of line numbers such as 1,5"),
         help="sentences of --gen-subset, counted from 1 (default: 1)",
     )
+    plot: str | None
     text: str | None = option(
         metavar="FILE",
         type=filled,

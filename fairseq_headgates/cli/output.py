@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq_headgates.cli.command import Options
+from fairseq_headgates.cli.command import Answer, Options
 from fairseq_headgates.drawing.text import text_style
-from fairseq_headgates.files import check_writable
+from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,22 @@ def then_evaluate(words: Sequence[str], path: str) -> str:
     return shlex.join(["headgates", "evaluate", *parser.parse_known_args(words)[1], "--path", path])
 
 
+def deliver(options: Options, answer: Answer) -> None:
+    """Write the files of a command, and print what it found. Raise ValueError for what cannot be written."""
+    if plot := getattr(options, "plot", None):
+        content = answer.page() if answer.page and plot.endswith(".html") else picture(plot, answer.figure)
+        write_whole(plot, content, options.force)
+    for option, content in answer.files.items():
+        if path := getattr(options, option):
+            write_whole(path, content, options.force)
+    if text := answer.json if getattr(options, "json", False) else answer.text:
+        say(text)
+    if answer.missed:
+        raise ValueError(answer.missed)
+
+
 def say(text: str) -> None:
-    """Print the result of a command, without control characters. Raise ValueError if this is not possible."""
+    """Print a result, without control characters. Raise ValueError if this is not possible."""
     try:
         print("\n".join(printable(line, f"\t{IN_WORDS}") for line in text.split("\n")), flush=True)
     except BrokenPipeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,20 @@ from typing import Any
 from torch import nn
 
 from fairseq_headgates.attention.anatomy import stacks_of
+from fairseq_headgates.cli.command import Answer
 from fairseq_headgates.cli.options import ChosenSentences
 from fairseq_headgates.cli.session import Session
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import Classes
 from fairseq_headgates.data.sentences import read_sentences, typed_sentences
-from fairseq_headgates.files import lines_of, read_standard_input, read_text
+from fairseq_headgates.files import lines_of, read_standard_input, read_text, to_json
 from fairseq_headgates.heads import Signature
 
 
-def load(session: Session) -> tuple[nn.Module, Signature]:
+def load(session: Session, options: ChosenSentences) -> tuple[nn.Module, Signature]:
     """Load the only model of --path, and return it with the signature of model and data. Raise ValueError."""
     model, origin = session.model(session.only_path())
-    return model, session.origin("" if session.options.text else session.fairseq.gen_subset).with_parts(origin)
+    return model, session.origin("" if options.text else session.fairseq.gen_subset).with_parts(origin)
 
 
 def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> Iterable[tuple[int, Sample]]:
@@ -66,16 +66,9 @@ def _typed(session: Session, model: nn.Module, lines: Mapping[int, str], name: s
         yield number, sample
 
 
-def show(
-    session: Session, result: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], tables: str
-) -> None:
-    """Write a result as --plot, --out and --json tell, and print it unless it was written."""
-    options = session.options
-    text = json.dumps(result, allow_nan=False)
-    if options.plot and options.plot.endswith(".html"):
-        session.write(options.plot, page())
-    else:
-        session.plot(options.plot, figure)
-    session.write(options.out, text + "\n")
-    if options.json or not (options.out or options.plot):
-        session.say(text if options.json else tables)
+def answer(
+    options: ChosenSentences, result: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], text: str
+) -> Answer:
+    """Return an answer that is printed only if it is not written."""
+    content, written = to_json(result), options.out or options.plot
+    return Answer(text="" if written else text, json=content, files={"out": content + "\n"}, figure=figure, page=page)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from fairseq import utils
@@ -23,14 +23,13 @@ from fairseq_headgates import __version__
 from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.cli.options import ChosenSentences, Data, Refit, Scores, Trust
-from fairseq_headgates.cli.output import check_picture, picture, say, warn
+from fairseq_headgates.cli.output import check_picture, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.data.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.data.metrics import Metric, metric_of
 from fairseq_headgates.data.symbols import spell_numbers
 from fairseq_headgates.data.task import to_config
 from fairseq_headgates.data.workers import device_of, join_workers, leave_workers
-from fairseq_headgates.files import write_whole
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, int8_obstacle, too_small_for_int8, usable_dtype
@@ -40,7 +39,6 @@ from fairseq_headgates.safety.checkpoint import updates_of
 from fairseq_headgates.scores import importance
 from fairseq_headgates.scores.options import ScoreOptions
 
-T = TypeVar("T", bound=Trust)
 SHOWING_TOKENS = ("attention", "explain", "functions")  # the others print no tokens, or text that the BPE decodes
 
 
@@ -53,7 +51,7 @@ class Loaded:
     signature: Signature
 
 
-class Session(Signatures, Generic[T]):
+class Session(Signatures):
     """One run of a command that reads data: its options, those of fairseq and its task, and where it prints.
 
     Attributes:
@@ -64,7 +62,7 @@ class Session(Signatures, Generic[T]):
         writes: whether this is the first worker, the only one that writes and prints
     """
 
-    def __init__(self, options: T, needs_target: bool):
+    def __init__(self, options: Trust, needs_target: bool):
         fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
         self.options, self.needs_target = options, needs_target
         self.paths = utils.split_paths(fairseq.path)
@@ -72,7 +70,7 @@ class Session(Signatures, Generic[T]):
             raise ValueError(f"--path {fairseq.path} names a checkpoint twice: name each once")
         join_workers(fairseq)
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
-        self.subsets = set[str]()
+        self.subsets, self._journals = set[str](), list[ResumeJournal]()
         super().__init__(fairseq)
         if fairseq.bpe == "gpt2" and options.command in SHOWING_TOKENS:
             spell_numbers(self.task, to_config(fairseq).bpe)
@@ -179,7 +177,9 @@ class Session(Signatures, Generic[T]):
             return ResumeJournal(None, "")
         command = (options.command, mode, options.inference_dtype, options.sentences, __version__, self.search)
         work = json.dumps([*map(str, command), *self.content(path, refit)], sort_keys=True)
-        return ResumeJournal(f"{options.out}.part{self.paths.index(path) or ''}", work, self.writes, options.force)
+        place = f"{options.out}.part{self.paths.index(path) or ''}"
+        self._journals.append(ResumeJournal(place, work, self.writes, options.force))
+        return self._journals[-1]
 
     def warn_once(self, message: str) -> None:
         """Print a warning, unless it was printed before."""
@@ -187,24 +187,14 @@ class Session(Signatures, Generic[T]):
             warn(self.options.command, message)
             self._warned.add(message)
 
-    def write(self, path: str | None, content: str | bytes) -> None:
-        """Write a file, if `path` is given."""
-        if path and self.writes:
-            write_whole(path, content, self.options.force)
-
-    def plot(self, path: str | None, draw: Callable[[], Any]) -> None:
-        """Write a picture, if `path` is given; `draw` returns matplotlib's figure."""
-        if path and self.writes:
-            self.write(path, picture(path, draw))
-
-    def say(self, text: str) -> None:
-        """Print a result."""
-        if self.writes:
-            say(text)
+    def discard_journals(self) -> None:
+        """Remove the journals: the results are written."""
+        for journal in self._journals:
+            journal.discard()
 
 
 @contextmanager
-def open_session(options: T, needs_target: bool = True) -> Iterator[Session[T]]:
+def open_session(options: Trust, needs_target: bool = True) -> Iterator[Session]:
     """Within the context, a `Session`. Other libraries log only warnings.
 
     A lack of memory, and workers that are lost, become a ValueError of one line.

@@ -76,7 +76,9 @@ def test_an_ignored_signal_stays_ignored(checkpoint, prune, monkeypatch):
 def test_an_existing_file_is_refused_before_the_model_is_loaded(checkpoint, refused, prune, monkeypatch):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
-        patched.setattr("fairseq_headgates.cli.actions.prune.load_model", lambda *args: pytest.fail("it began to work"))
+        patched.setattr(
+            "fairseq_headgates.checkpoints.building.load_model", lambda *args: pytest.fail("it began to work")
+        )
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"
     prune(checkpoint, out, "--force")

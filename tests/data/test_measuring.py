@@ -19,7 +19,7 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss, sentence_losses
 from fairseq_headgates.data.sentences import typed_sentences
 from fairseq_headgates.data.translations import references
-from fairseq_headgates.extensions.attention.action import attention_maps
+from fairseq_headgates.extensions.attention.maps import attention_maps
 from fairseq_headgates.extensions.functions.counting import count_functions
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import TYPES, HeadId

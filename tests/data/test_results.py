@@ -12,7 +12,7 @@ import numpy
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from fairseq_headgates.cli.actions.evaluate import as_text
+from fairseq_headgates.cli.commands.evaluate import as_text
 from fairseq_headgates.data import statistics
 from fairseq_headgates.data.results import (
     ClassScorer,

@@ -1,15 +1,21 @@
 """`headgates compress`: remove heads and feed-forward neurons so that a model has a given size, and repair it."""
 
 import argparse
+import itertools
 import sys
 from operator import methodcaller
+from typing import Any
 
-from fairseq_headgates.cli.command import command, option
+from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import AS_STORED, FirstSentences, Output, inference_dtype
+from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
+from fairseq_headgates.drawing.tables import with_interval
+from fairseq_headgates.files import to_json
 from fairseq_headgates.scores.options import UNITS
 
 BUDGET = methodcaller("add_mutually_exclusive_group", required=True)
+WITHIN = 0.05  # of the speed that is asked for, relative
 
 
 def _sizes(text: str) -> list[float]:
@@ -29,7 +35,7 @@ def _units(text: str) -> tuple[str, ...]:
     "headgates compress data-bin --path baseline/checkpoint_best.pt --params 0.8 --out small.pt",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
-class CompressOptions(FirstSentences, Output):
+class Compress(FirstSentences, Output):
     """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
     Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of
@@ -91,3 +97,79 @@ class CompressOptions(FirstSentences, Output):
     )
     out: str | None = option(metavar="FILE", writes=True, help="write the compressed checkpoint, for --user-dir")
     json: bool = option(default=False, help="print the results as JSON")
+
+    def check(self) -> None:
+        """Raise ValueError for several models in one file."""
+        name, budgets = ("params", self.params) if self.params else ("speedup", self.speedup)
+        if self.out and len(budgets) > 1:
+            raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
+
+    def run(self, session: Any) -> Answer:
+        """Compress the model to each size or speed, and write it."""
+        from fairseq_headgates.checkpoints.building import warn_unfinished
+        from fairseq_headgates.compression import drawing
+        from fairseq_headgates.compression.model import Compressor, OutOfReach
+
+        timed = bool(self.speed or self.speedup)
+        if timed and session.fairseq.distributed_world_size > 1:
+            raise ValueError("speed is measured by one worker: start one, or leave out --speed and --speedup")
+        path = session.only_path()
+        state, model, origin = session.checkpoint(path)
+        warn_unfinished(state, model)
+        fit, measured = session.corpus(model, self.fit_subset, self.fit_sentences), session.corpus(model)
+        if timed:
+            session.inference_dtype(model)
+        signature = session.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
+        if self.metric and self.metric not in session.objective.metrics:
+            raise ValueError(f"--metric is {self.metric}, which this --task does not have: leave it out")
+        metric = session.metric(self.metric, model, measured) if self.metric else None
+        compressor = Compressor(model, fit, measured, self.units, session.progress, timed, metric)
+        for size in self.params:  # before the costs, which take minutes
+            compressor.kept(size)
+        results = []
+        alone = [(kind,) for kind in self.units] if self.plot and len(self.units) > 1 else []
+        name, budgets = ("params", self.params) if self.params else ("speedup", self.speedup)
+        for kinds, budget in itertools.product([self.units, *alone], budgets):
+            try:
+                results.append(compressor.compress(**{name: budget}, kinds=kinds))
+            except OutOfReach:  # one kind of units alone may not be enough
+                if kinds == self.units:
+                    raise
+        if self.out and session.writes:
+            self._write(self.out, session, state, model, results[0])
+        content = [{**result.results, "signature": str(signature)} for result in results]
+        missed = [
+            f"{with_interval(found['speedup'], found['speedup_interval'], '.2f')} instead of {speed:g}"
+            for speed, found in zip(self.speedup, content, strict=False)  # those of one kind of units come last
+            if speed > 1 and abs(found["speedup"] / speed - 1) > WITHIN
+        ]
+        return Answer(
+            text=f"{drawing.text(content)}\n\n{signature}",
+            json=to_json(content),
+            figure=lambda: drawing.plot(content),
+            following=then_evaluate(self.rest, f"{path}:{self.out}") if self.out else "",
+            missed=f"--speedup is missed by more than {WITHIN:.0%}, {' and '.join(missed)}: repeat the command when "
+            "the machine is less busy, or ask for another speed"
+            if missed
+            else "",
+        )
+
+    def _write(self, path: str, session: Any, state: Any, model: Any, result: Any) -> None:
+        """Write the compressed checkpoint."""
+        from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
+        from fairseq_headgates.checkpoints.saving import save_checkpoint
+        from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
+
+        smaller = prune_checkpoint(
+            state,
+            result.plan.mask,
+            optimizer=False,
+            model=model.cpu(),
+            inference_dtype=self.inference_dtype,
+            refitted={name: value.cpu() for name, value in result.values.items()},
+            neurons=result.plan.neurons,
+        )
+        loaded = check_loads(smaller)
+        if self.inference_dtype == "int8" and too_small_for_int8(loaded):
+            session.warn_once(TOO_SMALL)
+        save_checkpoint(smaller, path, self.force)

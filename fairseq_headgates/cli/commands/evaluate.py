@@ -1,11 +1,30 @@
 """`headgates evaluate`: measure checkpoints, and test the differences between them."""
 
-import argparse
-from functools import partial
+from __future__ import annotations
 
-from fairseq_headgates.cli.command import command, option
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import FirstSentences, Output, inference_dtype
 from fairseq_headgates.cli.parser import counted, filled
+from fairseq_headgates.drawing.evaluations import difference_table, evaluation_table
+from fairseq_headgates.drawing.tables import open_counts
+from fairseq_headgates.files import lines_of, read_text, to_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fairseq_headgates.cli.session import Session
+    from fairseq_headgates.data.corpus import Corpus
+    from fairseq_headgates.data.results import Evaluation, Loss
+    from fairseq_headgates.heads import Signature
+
+GIVE_TEXT = "give the text that was binarised, with blanks between words"
+GIVE_REFERENCE = "give a line for each sentence of --gen-subset"
 
 
 def _subset_and_file(text: str) -> tuple[str, str]:
@@ -20,7 +39,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
-class EvaluateOptions(FirstSentences, Output):
+class Evaluate(FirstSentences, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
     Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence
@@ -69,3 +88,157 @@ class EvaluateOptions(FirstSentences, Output):
         writes=True,
         help="write the results as JSON, with the predictions and the loss of every sentence",
     )
+
+    def run(self, session: Session) -> Answer:
+        """Evaluate all checkpoints."""
+        from fairseq_headgates.data.results import Speed, pairwise
+        from fairseq_headgates.data.speed import speeds
+        from fairseq_headgates.data.workers import device_of
+
+        evaluator = _Evaluator(self, session)
+        evaluations = [evaluator.evaluate(path) for path in session.progress("evaluate")(session.paths)]
+        if self.speed:
+            unit = {"bleu": "words", "accuracy": "sentences"}.get(evaluator.metric, "tokens")
+            measured = speeds(evaluator.systems, device_of(session.fairseq), self.speed)
+            intervals = [rates.interval for rates in measured]
+            found = [Speed(unit, fast, (slow, fast) if self.speed > 1 else None) for slow, fast in intervals]
+            evaluations = [replace(each, speed=speed) for each, speed in zip(evaluations, found, strict=True)]
+        objects = [evaluation.as_json() for evaluation in evaluations]
+        content = to_json(objects[0] if len(objects) == 1 else objects)
+        return Answer(
+            text=as_text(evaluations, pairwise(evaluations)),
+            json=content,
+            files={"out": content + "\n", "hypotheses": evaluator.hypotheses},
+        )
+
+
+class _Evaluator:
+    """Evaluates checkpoints with the options of the command, which are checked first.
+
+    Attributes:
+        metric: name of the metric, see `data.metrics.metric_of`
+        hypotheses: what --hypotheses writes
+        losses: subsets for the loss
+        reference: reference translations; None for those of the data
+        words: numbers of lines and of words, ends of lines included, of the text of each subset
+        systems: what is timed with --speed
+    """
+
+    def __init__(self, options: Evaluate, session: Session):
+        self.options, self.session, self.hypotheses = options, session, ""
+        self.metric = session.objective.metric(None)
+        self.losses = list(dict.fromkeys((options.loss_subset or session.fairseq.gen_subset).split(",")))
+        if "" in self.losses:
+            raise ValueError(f"--loss-subset is {options.loss_subset!r}: give names with commas between them")
+        for name, value in (("--reference", options.reference), ("--hypotheses", options.hypotheses)):
+            if value and self.metric != "bleu":
+                raise ValueError(f"{name} is for translation, which this --task is not: leave it out")
+        if options.hypotheses and len(session.paths) > 1:
+            raise ValueError(
+                f"--hypotheses is for one checkpoint, --path names {len(session.paths)}: leave one of both"
+            )
+        if options.speed and session.fairseq.distributed_world_size > 1:
+            raise ValueError("--speed is measured by one worker: leave it out, or start one")
+        if options.text and not hasattr(session.task, "eval_lm_dataloader"):
+            raise ValueError("--text is for language models: leave it out")
+        file = options.reference
+        self.reference = lines_of(read_text(file, "the reference", GIVE_REFERENCE)) if file else None
+        self.words: dict[str, tuple[int, int]] = {}
+        for subset, file in options.text:
+            if subset not in self.losses:
+                raise ValueError(f"--text {subset}={file}: choose a subset of --loss-subset, {', '.join(self.losses)}")
+            if subset in self.words:
+                raise ValueError(f"--text is given twice for {subset}: give it once")
+            lines = lines_of(read_text(file, "the text", GIVE_TEXT))
+            self.words[subset] = len(lines), sum(len(line.split()) + 1 for line in lines)
+        self.systems: list[Any] = []
+
+    def evaluate(self, path: str) -> Evaluation:
+        """Evaluate a checkpoint."""
+        from fairseq_headgates.attention.modules import gate_values, number_of_parameters, to_table
+        from fairseq_headgates.data.metrics import METRICS
+        from fairseq_headgates.data.results import Evaluation
+        from fairseq_headgates.data.speed import run_once
+
+        session, options, subset = self.session, self.options, self.session.fairseq.gen_subset
+        model, origin = session.model(path)
+        needed = [subset] if self.metric in METRICS or options.speed else []
+        corpora = {name: session.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
+        signature = self._signature(corpora, origin)
+        gate = to_table(gate_values(model), "gate")
+        metric = session.metric(self.metric, model, corpora[subset]) if needed else None
+        self._check_lines(corpora)
+        prepared = metric.prepared(model) if metric else model
+        predictions: Any = metric.predict(prepared) if metric else None
+        if metric and self.reference is not None:
+            metric.use([self.reference[number] for number in corpora[subset].numbers()])
+        if options.hypotheses:
+            lines = dict(zip(corpora[subset].numbers(), predictions or (), strict=True))
+            self.hypotheses = "".join(lines.get(i, "") + "\n" for i in range(corpora[subset].lines))
+        if options.speed:
+            self.systems.append(partial(run_once, prepared, corpora[subset], metric))
+        return Evaluation(
+            checkpoint=session.name(path),
+            heads=open_counts(gate),
+            layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.layers.items()},
+            parameters=number_of_parameters(model),
+            losses={name: self._loss(model, corpora[name]) for name in self.losses},
+            subset=subset,
+            scores={name: scorer.score(predictions) for name, scorer in metric.scorers.items()} if metric else {},
+            predictions=predictions,
+            references=metric.references if metric else None,
+            speed=None,
+            signature=str(signature),
+        )
+
+    def _signature(self, corpora: Mapping[str, Corpus], origin: Mapping[str, Any]) -> Signature:
+        """Return the signature of an evaluation, with all subsets and their numbers of sentences."""
+        from fairseq_headgates.cli.signature import short_name
+
+        sentences = ",".join(str(corpus.sentences) for corpus in corpora.values())
+        signature = self.session.origin(",".join(corpora)).with_parts({"sents": sentences, **origin})
+        if self.metric != "bleu":
+            return signature
+        file = self.options.reference
+        return signature.with_parts({**self.session.search.parts, **({"ref": short_name(file)} if file else {})})
+
+    def _check_lines(self, corpora: Mapping[str, Corpus]) -> None:
+        """Raise ValueError unless the reference and the texts have as many lines as the data."""
+        from fairseq_headgates.data.corpus_losses import occurrences
+
+        if self.reference is not None:
+            lines, sentences = len(self.reference), corpora[self.session.fairseq.gen_subset].lines
+            if lines != sentences:
+                raise ValueError(
+                    f"--reference has {lines:,} lines, the subset {sentences:,} sentences: {GIVE_REFERENCE}"
+                )
+        for subset, (lines, _) in self.words.items():
+            eos_tokens = occurrences(corpora[subset], corpora[subset].eos)
+            if lines != eos_tokens:
+                raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
+
+    def _loss(self, model: nn.Module, corpus: Corpus) -> Loss:
+        from fairseq_headgates.data.corpus_losses import occurrences, sentence_losses
+        from fairseq_headgates.data.objectives import NextToken
+        from fairseq_headgates.data.results import Loss
+
+        sentences, counts = sentence_losses(model, corpus)
+        others: dict[str, Any] = {}
+        if isinstance(corpus.objective, NextToken):
+            unknown = occurrences(corpus, corpus.task.target_dictionary.unk())
+            _, words = self.words.get(corpus.subset, (0, None))
+            others = {"tokens": sum(counts), "unknown": unknown, "words": words}
+        return Loss.of(sentences, counts, corpus.objective.unit.split()[-1], **others)
+
+
+def as_text(found: Sequence[Evaluation], pairs: Mapping[tuple[int, int], Mapping[str, Any]]) -> str:
+    """Return what `headgates evaluate` prints: evaluations, differences of pairs, signatures."""
+    names = [evaluation.checkpoint for evaluation in found]
+    text = [evaluation_table({each.checkpoint: each.as_json() for each in found})]
+    signatures = {name: score.signature for each in found for name, score in each.scores.items()}
+    tests = {name: each.signature for of in pairs.values() for name, each in of.items()}
+    if pairs:
+        text.append(difference_table({f"{names[a]} - {names[b]}": of for (a, b), of in pairs.items()}))
+    lines = [f"{name}: {signature}" for name, signature in signatures.items()]
+    lines += [f"p of {name}: {signature}" for name, signature in tests.items()]
+    return "\n\n".join([*text, "\n".join([*lines, *(each.signature for each in found)])])

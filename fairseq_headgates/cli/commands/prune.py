@@ -1,8 +1,21 @@
 """`headgates prune`: write a checkpoint without the heads that gates, a threshold, a mask or scores remove."""
 
-from fairseq_headgates.cli.command import argument, command, option
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.cli.command import Answer, argument, command, option
 from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, Refit, inference_dtype
+from fairseq_headgates.cli.output import then_evaluate, warn
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.drawing.tables import removal_table
+from fairseq_headgates.files import to_json
+from fairseq_headgates.files.writing import refuse_standard_output
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @command(
@@ -10,7 +23,7 @@ from fairseq_headgates.cli.parser import filled
     "headgates prune gated/checkpoint_last.pt pruned.pt",
     "headgates prune baseline/checkpoint_best.pt half.pt --scores scores.json --keep 0.5 --refit data-bin",
 )
-class PruneOptions(Checkpoint, Choice, Refit):
+class Prune(Checkpoint, Choice, Refit):
     """Remove heads from the weights of a checkpoint.
 
     Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores removes more
@@ -50,3 +63,124 @@ class PruneOptions(Checkpoint, Choice, Refit):
     def fairseq_arguments(self) -> list[str] | None:
         """Return DATA of --refit, the checkpoint, and all words that are not options of this command."""
         return None if self.refit is None else [self.refit, "--path", self.checkpoint, *self.rest]
+
+    def check(self) -> None:
+        """Raise ValueError for options that contradict each other."""
+        refuse_standard_output(self.output)
+        if self.inference_dtype is not None and self.stock:
+            raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
+
+    def run(self, session: Any) -> Answer:
+        """Remove the heads, and write the checkpoint."""
+        from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
+        from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
+        from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
+        from fairseq_headgates.checkpoints.saving import save_checkpoint
+        from fairseq_headgates.cli.choice import chosen_heads
+        from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
+
+        state, model = load_model(self.checkpoint, self.trust, self.arch)
+        warn_unfinished(state, model)
+        mask = chosen_heads(self, model)
+        pruned = cut_copy(model, mask)
+        values, signature = ({}, "") if self.refit is None else self._refitted(model, pruned.model)
+        if values is None:  # another worker writes
+            return Answer()
+        if self.stock:
+            smaller = stock_checkpoint(state, mask, model, values, pruned)
+        else:
+            smaller = prune_checkpoint(
+                state,
+                mask,
+                optimizer=not self.no_optimizer and self.refit is None,
+                model=model,
+                inference_dtype=self.inference_dtype,
+                refitted=values,
+                pruned=pruned,
+            )
+        loaded = check_loads(smaller)
+        plan = removal_plan(model, pruned.model, loaded)
+        if signature:
+            plan["refit"] = signature
+        if self.inference_dtype is not None:
+            plan["inference_dtype"] = self.inference_dtype
+        if self.dry_run:
+            print("nothing written (--dry-run)", file=sys.stderr)
+        else:
+            save_checkpoint(smaller, self.output, self.force)
+        removed = any(before > kept for before, kept in plan["heads"].values())
+        if not removed and self._asks_for_removal(model):
+            warn("prune", no_removal(model, self.checkpoint))
+        if self.inference_dtype == "int8" and too_small_for_int8(loaded):
+            warn("prune", TOO_SMALL)
+        table = removal_table(kept_mask(model), kept_mask(pruned.model))
+        words, paths = self.fairseq_arguments() or ["DATA"], f"{self.checkpoint}:{self.output}"
+        return Answer(
+            text="\n".join([table, "", *removal_notes(plan, self.stock)]),
+            json=to_json(plan),
+            following="" if self.dry_run or not removed else then_evaluate(words, paths),
+        )
+
+    def _refitted(self, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:
+        """Return the refitted parameters, None in all workers but the first, and the signature of the data."""
+        from fairseq_headgates.cli.session import open_session
+        from fairseq_headgates.compression.refit import refit_to
+        from fairseq_headgates.data.workers import device_of
+
+        with open_session(self) as session:
+            corpus = session.corpus(model, self.refit_subset, self.refit_sentences)
+            device = device_of(session.fairseq)
+            changed = refit_to(model.to(device), pruned.to(device), corpus, session.progress("refit"))
+            model.cpu()
+            values = {name: value.cpu() for name, value in changed.items()}
+            pruned.cpu()
+            return (values if session.writes else None), str(session.signature(corpus))
+
+    def _asks_for_removal(self, model: nn.Module) -> bool:
+        """Return whether gates alone are to remove heads, rather than the model is to be written in another form."""
+        from fairseq_headgates.attention.modules import gated_modules
+
+        if self.alive is not None or self.scores is not None:
+            return False
+        other_form = self.stock or self.inference_dtype is not None
+        return self.threshold is not None or any(gated_modules(model)) or not other_form
+
+
+def no_removal(model: nn.Module, checkpoint: str) -> str:
+    """Return why no head is removed without --alive and --scores, and what to pass."""
+    from fairseq_headgates.attention.modules import gated_modules
+
+    gated = any(gated_modules(model))
+    score = shlex.join(["headgates", "score", "DATA", "--path", checkpoint, "--method", "gradient", "--out", "FILE"])
+    return (
+        f"no head is removed, because {'no gate is closed' if gated else 'the checkpoint has no gates'}: pass "
+        f"{'a higher --threshold, or ' * gated}--scores FILE --keep 0.5 after `{score}`, or --alive MASK"
+    )
+
+
+def removal_notes(plan: dict[str, Any], stock: bool) -> list[str]:
+    """Return the plan as lines of text."""
+    before, after = plan["parameters"]
+    saved = "--stock saves neither memory nor time: removed heads and neurons are zeros in layers of full size"
+    lines = [f"parameters: {before:,} -> {after:,} ({saved if stock else f'{after / before - 1:+.1%}'})"]
+    cached = {"dec-self": "target token and hypothesis", "dec-enc": "source token and sentence"}
+    for attention_type, where in cached.items():
+        if attention_type in plan["heads"] and not stock:
+            sizes = " -> ".join(f"{size:,}" for size in plan["cache_bytes_per_token"][attention_type])
+            lines.append(f"key/value cache of {attention_type}: {sizes} bytes for each {where}")
+    lines += [
+        f"all {each} heads are removed: these attention layers return only the bias of their output projection"
+        for each, (_, kept) in plan["heads"].items()
+        if not kept
+    ]
+    if plan["removed_with_open_gate"]:
+        lines.append(
+            f"removed heads with an evaluation gate above 0: {plan['removed_with_open_gate']} (the output changes)"
+        )
+    if "refit" in plan:
+        lines.append(f"refitted on {plan['refit']}")
+    if "inference_dtype" in plan:
+        lines.append(f"inference dtype: {plan['inference_dtype']} (stored as an option: the weights are not quantised)")
+    if plan["folded_gates"]:
+        lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
+    return lines

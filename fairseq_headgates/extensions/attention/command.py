@@ -1,7 +1,16 @@
 """`headgates attention`: draw the attention weights of heads for single sentences."""
 
-from fairseq_headgates.cli.command import command, option
+from typing import Any
+
+from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import ChosenSentences, Output
+from fairseq_headgates.extensions.attention.drawing import (
+    attention_figure,
+    attention_json,
+    attention_page,
+    attention_tables,
+)
+from fairseq_headgates.heads import parse_heads
 
 
 @command(
@@ -10,7 +19,7 @@ from fairseq_headgates.cli.options import ChosenSentences, Output
     "--heads 'dec-enc:0.*' --plot maps.svg",
     "headgates attention data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 1 --plot heads.html",
 )
-class AttentionOptions(ChosenSentences, Output):
+class Attention(ChosenSentences, Output):
     """Draw the attention weights of heads for single sentences.
 
     Draw attention maps: the attention weights of heads for single sentences, with their tokens. The decoder reads the
@@ -28,3 +37,21 @@ class AttentionOptions(ChosenSentences, Output):
     )
     out: str | None = option(metavar="FILE", writes=True, help="write the attention weights as JSON")
     json: bool = option(default=False, help="print the attention weights as JSON")
+
+    def run(self, session: Any) -> Answer:
+        """Compute the maps."""
+        from fairseq_headgates.attention.modules import head_counts
+        from fairseq_headgates.cli.sentences import answer, load, sentences
+        from fairseq_headgates.extensions.attention.maps import attention_maps
+
+        model, origin = load(session, self)
+        heads, signature = parse_heads(self.heads, head_counts(model)), str(origin)
+        chosen = sentences(session, model, self)
+        maps = {number: attention_maps(model, session.task, sample, heads) for number, sample in chosen}
+        return answer(
+            self,
+            attention_json(maps, signature),
+            page=lambda: attention_page(maps, signature),
+            figure=lambda: attention_figure(maps),
+            text=attention_tables(maps),
+        )

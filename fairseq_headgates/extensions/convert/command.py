@@ -1,8 +1,22 @@
 """`headgates convert`: prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."""
 
-from fairseq_headgates.cli.command import argument, command, option
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.cli.command import Answer, argument, command, option
 from fairseq_headgates.cli.options import Checkpoint, Choice
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.files import parse_json, read_text
+from fairseq_headgates.files.writing import refuse_standard_output
+from fairseq_headgates.heads import HeadId, parse_heads
+from fairseq_headgates.heads.functions import best_head
+from fairseq_headgates.messages import quoted
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @command(
@@ -10,7 +24,7 @@ from fairseq_headgates.cli.parser import filled
     "headgates convert gated/checkpoint_last.pt ct2 --to ctranslate2 --data data-bin",
     "headgates convert gated/checkpoint_last.pt ct2-int8 --to ctranslate2 --data data-bin --quantization int8",
 )
-class ConvertOptions(Choice, Checkpoint):
+class Convert(Choice, Checkpoint):
     """Prune a checkpoint and write it as a CTranslate2 model.
 
     Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model.
@@ -38,3 +52,42 @@ class ConvertOptions(Choice, Checkpoint):
         "the remaining head with the highest alignment rate (default: all heads of the last layer)",
     )
     force: bool = option(default=False, help="replace OUT if it is a CTranslate2 model")
+
+    def check(self) -> None:
+        """Raise ValueError for an output that is standard output or an input."""
+        refuse_standard_output(self.output)
+        self.keep_inputs(self.output)
+
+    def run(self, session: Any) -> Answer:
+        """Prune the model, and convert it."""
+        from fairseq_headgates.attention.cuts import prune
+        from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
+        from fairseq_headgates.cli.choice import chosen_heads
+        from fairseq_headgates.extensions.convert.ctranslate2 import check_model, check_output, to_ctranslate2
+        from fairseq_headgates.extensions.convert.dictionaries import load_dictionaries
+
+        check_output(Path(self.output), self.force)
+        state, model = load_model(self.checkpoint, self.trust, self.arch)
+        warn_unfinished(state, model)
+        pruned = prune(model, chosen_heads(self, model))
+        check_model(pruned)
+        aligned = [] if self.alignment_heads is None else _alignment_heads(self.alignment_heads, pruned)
+        source, target = load_dictionaries(state, self.data or Path(self.checkpoint).parent)
+        to_ctranslate2(pruned, source, target, self.output, self.quantization, self.force, aligned)
+        return Answer()
+
+
+def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
+    """Return the heads that --alignment-heads names, or the best that is left of those of a functions file."""
+    from fairseq_headgates.attention.cuts import kept_mask
+    from fairseq_headgates.attention.modules import head_counts
+
+    if re.match("[a-z-]+:", text):
+        return parse_heads(text, head_counts(model), "--alignment-heads")
+    hint = "give heads, or a file of `headgates functions --out`"
+    try:
+        return [best_head(parse_json(read_text(text, "the functions", hint), text, hint), kept_mask(model))]
+    except (AttributeError, KeyError, TypeError, IndexError):
+        raise ValueError(
+            f"{quoted(text)} is not a file of `headgates functions --out` of one checkpoint: give one, or heads"
+        ) from None

@@ -1,8 +1,16 @@
 """`headgates explain`: the contribution of each source and prefix token to each predicted token."""
 
-from fairseq_headgates.cli.command import command, option
+from typing import Any
+
+from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import ChosenSentences, Output
 from fairseq_headgates.cli.parser import filled, numbers
+from fairseq_headgates.extensions.explain.drawing import (
+    explanation_figure,
+    explanation_json,
+    explanation_page,
+    explanation_tables,
+)
 from fairseq_headgates.scores.options import EXPLANATIONS
 
 
@@ -12,7 +20,7 @@ from fairseq_headgates.scores.options import EXPLANATIONS
     "headgates explain data-bin --path baseline/checkpoint_best.pt --gen-subset valid --lines 3 --method "
     "alti --plot contributions.html",
 )
-class ExplainOptions(ChosenSentences, Output):
+class Explain(ChosenSentences, Output):
     """Show how much each token contributes to a prediction.
 
     Show how much each source token and each token of the target prefix contributes to each predicted token, for single
@@ -45,3 +53,23 @@ class ExplainOptions(ChosenSentences, Output):
     )
     out: str | None = option(metavar="FILE", writes=True, help="write the contributions as JSON")
     json: bool = option(default=False, help="print the contributions as JSON")
+
+    def run(self, session: Any) -> Answer:
+        """Compute the contributions."""
+        from fairseq_headgates.cli.sentences import answer, load, sentences
+        from fairseq_headgates.extensions.explain.contributions import contributions
+
+        model, origin = load(session, self)
+        compared = {} if self.instead_of is None else {"instead-of": self.instead_of}
+        signature = str(origin.of_method(self.method, compared))
+        found = {
+            number: contributions(model, session.task, sample, self.method, self.positions, self.instead_of)
+            for number, sample in sentences(session, model, self)
+        }
+        return answer(
+            self,
+            explanation_json(found, signature),
+            page=lambda: explanation_page(found, signature),
+            figure=lambda: explanation_figure(found),
+            text=f"{explanation_tables(found)}\n\n{signature}",
+        )

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.anatomy import AttentionModule
 from fairseq_headgates.attention.hooks import hooked
-from fairseq_headgates.attention.modules import evaluating
+from fairseq_headgates.attention.modules import evaluating, head_counts
 from fairseq_headgates.data.losses import Sample, at_least_single, outputs
 from fairseq_headgates.data.workers import gather
 from fairseq_headgates.extensions.functions.layout import SELF_ATTENTION, Side, averaging, membership
-from fairseq_headgates.heads import HeadId
+from fairseq_headgates.heads import HeadId, parse_heads
+from fairseq_headgates.heads.functions import best_head
+from fairseq_headgates.scores.options import EXPLANATIONS
 from fairseq_headgates.scores.relevance.explaining import explain
 
 Alignment = list[tuple[int, int]]  # pairs of source and target word, counted from 0
@@ -105,3 +107,20 @@ def contributions_by(model: nn.Module, method: str) -> Weights:
         return relevance.contributions()[..., : relevance.source.size(-1)]
 
     return weights
+
+
+def weights_by(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, Weights]:
+    """Return what the weights of alignments are, and the function that computes them."""
+    sizes = head_counts(model)
+    if "dec-enc" not in sizes:
+        raise ValueError("the model has no decoder-encoder attention: --write-alignments needs a translation model")
+    if by in EXPLANATIONS:
+        return by, contributions_by(model, by)
+    heads = [best_head(result)] if by == "best" else []
+    for part in by.split(",") if by != "best" else ():  # of an asterisk, the heads that are left
+        named = parse_heads(part, {"dec-enc": sizes["dec-enc"]}, "--align-by")
+        left = [head for head in named if result["heads"]["dec-enc"][head.layer][head.head] is not None]
+        if not left:
+            raise ValueError(f"--align-by has {part}, which is removed: name heads that are left")
+        heads += [head for head in left if head not in heads]
+    return ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads), attention_of(model, heads)

@@ -1,8 +1,15 @@
 """`headgates report`: write one web page about an experiment."""
 
-from fairseq_headgates.cli.command import argument, command, option
+import logging
+import shlex
+from typing import Any
+
+from fairseq_headgates.cli.command import Answer, argument, command, option
 from fairseq_headgates.cli.options import Trust
+from fairseq_headgates.cli.output import check_matplotlib
 from fairseq_headgates.cli.parser import filled
+from fairseq_headgates.files import check_writable
+from fairseq_headgates.messages import logging_only
 
 
 @command(
@@ -10,7 +17,7 @@ from fairseq_headgates.cli.parser import filled
     "headgates report report.html gated baseline/checkpoint_best.pt",
     "headgates report scores.html gated scores.json functions.json",
 )
-class ReportOptions(Trust):
+class Report(Trust):
     """Write a web page about an experiment.
 
     Write a report: one HTML file that opens from disk, without network, with figures and tables of the inputs, in any
@@ -27,3 +34,20 @@ class ReportOptions(Trust):
         "functions, evaluate, compare and attention; sweep.json or results.json of a recipe",
     )
     force: bool = option(default=False, help="overwrite files that exist")
+
+    def check(self) -> None:
+        """Raise ValueError if the page cannot be drawn or written."""
+        check_matplotlib("headgates report")
+        if not self.out.endswith(".html"):  # the first INPUT, if OUT.html is forgotten
+            raise ValueError(f"{self.out} would be overwritten: the name of this output must end in .html")
+        check_writable(self.out, self.force)
+
+    def run(self, session: Any) -> Answer:
+        """Read the inputs, and draw the page."""
+        from fairseq_headgates.extensions.report.inputs import read_results
+        from fairseq_headgates.extensions.report.page import report_page
+
+        with logging_only(logging.WARNING, "matplotlib"):  # fairseq sets the level of all loggers
+            found = list(read_results(self.files, self.trust, self.arch))
+            page = report_page(found, shlex.join(["headgates", "report", self.out, *self.files]))
+        return Answer(files={"out": page})

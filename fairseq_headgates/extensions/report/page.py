@@ -1,23 +1,17 @@
-"""Write one web page about an experiment."""
+"""The web page of a report."""
 
 from __future__ import annotations
 
 import io
-import logging
 import re
-import shlex
 from collections.abc import Sequence
 from itertools import count, groupby
 
 from fairseq_headgates import __version__
-from fairseq_headgates.cli.output import check_matplotlib
 from fairseq_headgates.drawing.maps import templates
 from fairseq_headgates.drawing.result import Plot, Result
 from fairseq_headgates.drawing.text import text_style
-from fairseq_headgates.extensions.report.command import ReportOptions
-from fairseq_headgates.extensions.report.inputs import named, read_results
-from fairseq_headgates.files import check_writable, write_whole
-from fairseq_headgates.messages import logging_only
+from fairseq_headgates.extensions.report.inputs import named
 
 # The order of the page; other kinds follow.
 KINDS = (
@@ -33,18 +27,6 @@ KINDS = (
     "Explanations",
     "Attention maps",
 )
-
-
-def run(options: ReportOptions) -> None:
-    """Run `headgates report`."""
-    check_matplotlib("headgates report")
-    if not options.out.endswith(".html"):  # the first INPUT, if OUT.html is forgotten
-        raise ValueError(f"{options.out} would be overwritten: the name of this output must end in .html")
-    check_writable(options.out, options.force)
-    with logging_only(logging.WARNING, "matplotlib"):  # fairseq sets the level of all loggers
-        found = list(read_results(options.files, options.trust, options.arch))
-        page = report_page(found, shlex.join(["headgates", "report", options.out, *options.files]))
-    write_whole(options.out, page, options.force)
 
 
 def report_page(found: Sequence[tuple[str, Result]], command: str) -> str:

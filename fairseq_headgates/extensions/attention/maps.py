@@ -1,4 +1,4 @@
-"""Draw the attention weights of heads for single sentences."""
+"""The attention maps of heads for single sentences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,36 +8,11 @@ from torch import nn
 
 from fairseq_headgates.attention.anatomy import attention_modules
 from fairseq_headgates.attention.hooks import observe
-from fairseq_headgates.attention.modules import evaluating, gate_values, head_counts
-from fairseq_headgates.cli.sentences import load, sentences, show
-from fairseq_headgates.cli.session import open_session
+from fairseq_headgates.attention.modules import evaluating, gate_values
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.sentences import symbols_of
-from fairseq_headgates.extensions.attention.command import AttentionOptions
-from fairseq_headgates.extensions.attention.drawing import (
-    attention_figure,
-    attention_json,
-    attention_page,
-    attention_tables,
-)
-from fairseq_headgates.heads import AttentionMap, HeadId, parse_heads
+from fairseq_headgates.heads import AttentionMap, HeadId
 from fairseq_headgates.messages import check_finite
-
-
-def run(options: AttentionOptions) -> None:
-    """Run `headgates attention`."""
-    with open_session(options) as session:
-        model, origin = load(session)
-        heads, signature = parse_heads(options.heads, head_counts(model)), str(origin)
-        chosen = sentences(session, model, options)
-        maps = {number: attention_maps(model, session.task, sample, heads) for number, sample in chosen}
-        show(
-            session,
-            attention_json(maps, signature),
-            page=lambda: attention_page(maps, signature),
-            figure=lambda: attention_figure(maps),
-            tables=attention_tables(maps),
-        )
 
 
 def attention_maps(model: nn.Module, task: Any, sample: Sample, heads: Sequence[HeadId]) -> list[AttentionMap]:
