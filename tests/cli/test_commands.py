@@ -92,4 +92,4 @@ def test_missing_checkpoint(either):
 def test_two_commands_cannot_have_one_name():
     with pytest.raises(ValueError, match="two commands are called show: .*cli.commands.show, "):
         command("show")(type("Other", (Options,), {}))
-    assert find_commands()["show"].__name__ == "ShowOptions"
+    assert find_commands()["show"].__name__ == "Show"

@@ -144,6 +144,7 @@ class Curve(FirstSentences, Scores, Refit, Output):
         scores, rescore = self._scores(session, loaded)
         alive = open_mask(loaded.model)
         whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
+        lacks_bleu = name in ("nll", "ppl") and "accuracy" not in session.objective.metrics
         points = []
         for curve, types in _curves(self, scores).items():
             steps = pruning_curve(
@@ -161,11 +162,7 @@ class Curve(FirstSentences, Scores, Refit, Output):
                         "nll": point.nll,
                         "unit": session.objective.unit,
                         **_measured(name, metric, point, whole),
-                        **(
-                            {"bleu": None}
-                            if name in ("nll", "ppl") and "accuracy" not in session.objective.metrics
-                            else {}
-                        ),
+                        **({"bleu": None} if lacks_bleu else {}),
                         "mask": dict(point.mask.layers),
                         "signature": scores.signature,
                         "measured": str(measured),

@@ -201,7 +201,7 @@ class Functions(FirstSentences, Output):
     def _alignments(
         self, session: Session, loaded: Loaded, result: dict[str, Any], annotations: Annotations
     ) -> tuple[str, str]:
-        """Align the words. Add by what to the result, and return it as a line of text, and what --write-alignments writes."""
+        """Align the words, and note in the result by what. Return this as a line of text, and the alignments."""
         from fairseq_headgates.extensions.functions.aligning import Alignments, align, weights_by
 
         corpus = loaded.corpus
@@ -222,8 +222,9 @@ class Functions(FirstSentences, Output):
         if whole and not annotations.subwords:
             marks = " ".join(mark.text for mark in MARKS.values())
             session.warn_once(
-                f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each token "
-                "counts as a word; if that is right, pass --post-process none; for the numbers of GPT-2's BPE, --bpe gpt2",
+                f"the dictionary of the {' and the '.join(whole)} has none of the marks of subwords {marks}: each "
+                "token counts as a word; if that is right, pass --post-process none; for the numbers of GPT-2's BPE, "
+                "--bpe gpt2",
             )
 
 
