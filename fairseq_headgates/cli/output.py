@@ -10,14 +10,15 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, Options
+from fairseq_headgates.cli.options import Trust
 from fairseq_headgates.drawing.text import text_style
 from fairseq_headgates.files import check_writable, write_whole
-from fairseq_headgates.messages import IN_WORDS, first_line, one_line, printable
+from fairseq_headgates.messages import IN_WORDS, one_line, printable
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,15 @@ def check_outputs(options: Options) -> None:
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
 
 
-def then_evaluate(words: Sequence[str], path: str) -> str:
-    """Return a command that evaluates checkpoints with the options of fairseq of another command, `words`."""
+def then_evaluate(options: Trust, output: str, checkpoint: str) -> str:
+    """Return a command that compares the checkpoint that a command has written with the one that it has read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--path", "--gen-subset"):  # the default is the test set
         parser.add_argument(option)
-    return shlex.join(["headgates", "evaluate", *parser.parse_known_args(words)[1], "--path", path])
+    words = parser.parse_known_args(options.fairseq_arguments() or ["DATA"])[1]
+    words += ["--arch", options.arch] if options.arch else []
+    words += ["--trust"] if options.trust else []
+    return shlex.join(["headgates", "evaluate", *words, "--path", f"{checkpoint}:{output}"])
 
 
 def deliver(options: Options, answer: Answer) -> None:
@@ -70,13 +74,8 @@ def deliver(options: Options, answer: Answer) -> None:
 
 
 def say(text: str) -> None:
-    """Print a result, without control characters. Raise ValueError if this is not possible."""
-    try:
-        print("\n".join(printable(line, f"\t{IN_WORDS}") for line in text.split("\n")), flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ValueError(f"cannot write to standard output ({error.strerror}): free disk space, or use --out") from None
+    """Print a result, without control characters."""
+    print("\n".join(printable(line, f"\t{IN_WORDS}") for line in text.split("\n")), flush=True)
 
 
 def check_picture(path: str, pages: bool = False) -> None:
@@ -105,16 +104,13 @@ def picture(path: str, draw: Callable[[], Any]) -> bytes:
     kind = _kind(path)
     content = io.BytesIO()
     target = io.TextIOWrapper(content, "utf-8", write_through=True) if kind == "pgf" else content
-    try:
-        with text_style(), warnings.catch_warnings(record=True) as lacking:
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("always", "Glyph .* missing from")
-            draw().savefig(target, format=kind, dpi=150)
-        if lacking and kind not in WITH_TEXT:
-            logger.warning(f"{path}: {str(lacking[0].message).rstrip('.')}; an .svg file shows it")
-        return content.getvalue()
-    except Exception as error:  # a program is missing, such as LaTeX
-        raise ValueError(f"cannot draw {path} ({first_line(error)}): choose .png, .pdf or .svg") from None
+    with text_style(), warnings.catch_warnings(record=True) as lacking:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "Glyph .* missing from")
+        draw().savefig(target, format=kind, dpi=150)
+    if lacking and kind not in WITH_TEXT:
+        logger.warning(f"{path}: {str(lacking[0].message).rstrip('.')}; an .svg file shows it")
+    return content.getvalue()
 
 
 def _kind(path: str) -> str:

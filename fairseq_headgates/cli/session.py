@@ -197,7 +197,7 @@ class Session(Signatures):
 def open_session(options: Trust, needs_target: bool = True) -> Iterator[Session]:
     """Within the context, a `Session`. Other libraries log only warnings.
 
-    A lack of memory, and workers that are lost, become a ValueError of one line.
+    An error because another worker is lost becomes a ValueError that says so.
     """
     quiet = logging_only(logging.WARNING, "fairseq", "sacrebleu", "hydra", "matplotlib")
     with warnings.catch_warnings(), quiet:
@@ -209,9 +209,7 @@ def open_session(options: Trust, needs_target: bool = True) -> Iterator[Session]
             yield session
             session.note_subset()
             leave_workers()
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-                raise ValueError("out of memory: pass a smaller --max-tokens or --beam") from None
+        except RuntimeError as error:
             if torch.distributed.is_initialized() and any(n in str(error) for n in ("gloo", "NCCL", "Connection")):
                 raise ValueError("another worker has stopped: see its error") from None
             raise

@@ -3,7 +3,7 @@
 An extension imports the rest of the package, but no other extension; nothing else imports it. The package finds these
 files of an extension by their names (`load_extensions`):
 
-- `command.py`: the options of its command (no torch); `action.py` beside it runs the command
+- `command.py`: its command
 - `plugin.py`: what it registers with fairseq
 - `api.py`: its public names, as `fairseq_headgates.FOLDER`
 - `result.py`: `RESULTS`, by the format of its files the functions that turn them into tables and figures for a report

@@ -147,7 +147,7 @@ class Compress(FirstSentences, Output):
             text=f"{drawing.text(content)}\n\n{signature}",
             json=to_json(content),
             figure=lambda: drawing.plot(content),
-            following=then_evaluate(self.rest, f"{path}:{self.out}") if self.out else "",
+            following=then_evaluate(self, self.out, path) if self.out else "",
             missed=f"--speedup is missed by more than {WITHIN:.0%}, {' and '.join(missed)}: repeat the command when "
             "the machine is less busy, or ask for another speed"
             if missed

@@ -114,11 +114,10 @@ class Prune(Checkpoint, Choice, Refit):
         if self.inference_dtype == "int8" and too_small_for_int8(loaded):
             warn("prune", TOO_SMALL)
         table = removal_table(kept_mask(model), kept_mask(pruned.model))
-        words, paths = self.fairseq_arguments() or ["DATA"], f"{self.checkpoint}:{self.output}"
         return Answer(
             text="\n".join([table, "", *removal_notes(plan, self.stock)]),
             json=to_json(plan),
-            following="" if self.dry_run or not removed else then_evaluate(words, paths),
+            following="" if self.dry_run or not removed else then_evaluate(self, self.output, self.checkpoint),
         )
 
     def _refitted(self, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:
