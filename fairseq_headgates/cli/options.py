@@ -14,7 +14,6 @@ OPEN = (
     "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
     "otherwise closed."
 )
-AS_STORED = "(default: that of the checkpoint)"
 CHOOSING = "valid"  # the subset that heads are chosen on by default: results are measured on the test set
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
@@ -106,13 +105,19 @@ class ChosenSentences(Data):
     )
 
 
-def inference_dtype(text: str = AS_STORED) -> str | None:
-    """Declare --inference-dtype, with the end `text` of its help."""
-    return option(
+class Precision(Options):
+    """--inference-dtype, of commands that translate or classify, or write a checkpoint that does."""
+
+    inference_dtype: str | None = option(
         metavar="DTYPE",
         help="data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to "
-        f"8 bits: faster, less accurate) {text}",
+        "8 bits: faster, less accurate) (default: that of the checkpoint). A checkpoint that is written stores this "
+        "option; its weights are not quantised",
     )
+
+    def stored_options(self) -> dict[str, str]:
+        """Return the options that a checkpoint stores, if they are given."""
+        return {} if self.inference_dtype is None else {"inference_dtype": self.inference_dtype}
 
 
 def metric(default: str, tests: str = "") -> str | None:

@@ -7,7 +7,7 @@ from operator import methodcaller
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import AS_STORED, FirstSentences, Output, inference_dtype
+from fairseq_headgates.cli.options import FirstSentences, Output, Precision
 from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.drawing.tables import with_interval
@@ -35,7 +35,7 @@ def _units(text: str) -> tuple[str, ...]:
     "headgates compress data-bin --path baseline/checkpoint_best.pt --params 0.8 --out small.pt",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
-class Compress(FirstSentences, Output):
+class Compress(FirstSentences, Precision, Output):
     """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
     Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of
@@ -85,9 +85,6 @@ class Compress(FirstSentences, Output):
     metric: str | None = option(
         choices=("bleu", "accuracy"),
         help="also measure BLEU of translations or accuracy of a classifier, as headgates evaluate, on --gen-subset",
-    )
-    inference_dtype: str | None = inference_dtype(
-        f"{AS_STORED}. --out stores this option; the weights are not quantised"
     )
     plot: str | None = option(
         metavar="FILE",

@@ -14,9 +14,9 @@ from fairseq_headgates.cli.options import (
     REPAIR,
     FirstSentences,
     Output,
+    Precision,
     Refit,
     Scores,
-    inference_dtype,
     metric,
 )
 from fairseq_headgates.cli.parser import Once, chosen_types, filled, numbers
@@ -44,7 +44,7 @@ ORDER = methodcaller("add_mutually_exclusive_group", required=True)
     "headgates curve data-bin --path baseline/checkpoint_best.pt --gen-subset valid --scores scores.json "
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
-class Curve(FirstSentences, Scores, Refit, Output):
+class Curve(FirstSentences, Scores, Refit, Precision, Output):
     """Measure loss, BLEU or accuracy while the least important heads are removed step by step."""
 
     by: str | None = option(
@@ -88,7 +88,6 @@ class Curve(FirstSentences, Scores, Refit, Output):
     metric: str | None = metric("bleu; ppl for language models, accuracy for classifiers")
     tsv: str | None = option(metavar="FILE", writes=True, help="write the points as tab-separated values")
     plot: str | None = option(metavar="FILE", writes=True, help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
-    inference_dtype: str | None = inference_dtype()
     out: str | None = option(
         metavar="FILE", writes=True, help="write the points as JSON; FILE.part keeps partial results to resume from"
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import FirstSentences, Output, inference_dtype
+from fairseq_headgates.cli.options import FirstSentences, Output, Precision
 from fairseq_headgates.cli.parser import counted, filled
 from fairseq_headgates.drawing.evaluations import difference_table, evaluation_table
 from fairseq_headgates.drawing.tables import open_counts
@@ -39,7 +39,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
-class Evaluate(FirstSentences, Output):
+class Evaluate(FirstSentences, Precision, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
     Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence
@@ -82,7 +82,6 @@ class Evaluate(FirstSentences, Output):
         "--gen-subset: all checkpoints in turn, ROUNDS times (default: %(const)s) after a round that does not count; "
         "the fastest counts, brackets are the slowest and the fastest. Processor time on a CPU with one thread",
     )
-    inference_dtype: str | None = inference_dtype()
     out: str | None = option(
         metavar="FILE",
         writes=True,

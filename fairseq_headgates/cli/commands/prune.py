@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.command import Answer, argument, command, option
-from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, Refit, inference_dtype
+from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, Precision, Refit
 from fairseq_headgates.cli.output import then_evaluate, warn
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.drawing.tables import removal_table
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "headgates prune gated/checkpoint_last.pt pruned.pt",
     "headgates prune baseline/checkpoint_best.pt half.pt --scores scores.json --keep 0.5 --refit data-bin",
 )
-class Prune(Checkpoint, Choice, Refit):
+class Prune(Checkpoint, Choice, Precision, Refit):
     """Remove heads from the weights of a checkpoint.
 
     Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores removes more
@@ -38,9 +38,6 @@ class Prune(Checkpoint, Choice, Refit):
         default=False,
         help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
         "of removed, so its size does not change; without the optimiser state",
-    )
-    inference_dtype: str | None = inference_dtype(
-        "(default: that of CKPT). OUT stores this option only; its weights are not quantised"
     )
     no_optimizer: bool = option(default=False, help="drop the optimiser state")
     dry_run: bool = option(default=False, help="print the plan and write nothing")
