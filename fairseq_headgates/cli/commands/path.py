@@ -1,8 +1,8 @@
 """`headgates path`: print the folder of this package, for --user-dir."""
 
+from pathlib import Path
 from typing import Any
 
-import fairseq_headgates
 from fairseq_headgates.cli.command import Answer, Options, command
 
 
@@ -11,11 +11,11 @@ from fairseq_headgates.cli.command import Answer, Options, command
     "headgates path",
     "fairseq-generate data-bin --user-dir $(headgates path) --path gated/checkpoint_last.pt",
 )
-class Path(Options):
+class Folder(Options):
     """Print the folder for --user-dir."""
 
     needs_models = False
 
     def run(self, session: Any) -> Answer:
         """Find the folder."""
-        return Answer(text=fairseq_headgates.__path__[0])
+        return Answer(text=str(Path(__file__).resolve().parents[2]))
