@@ -9,7 +9,7 @@ from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.drawing.tables import matrix, overlap_table, text_of
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.plugin.options.stored_mask import read_mask
+from fairseq_headgates.plugin.models.building import read_mask
 from fairseq_headgates.scores.agreement import common_types, overlap
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 
-from fairseq_headgates.checkpoints.building import warn_unfinished
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.commands.compress import CompressOptions
@@ -13,6 +12,7 @@ from fairseq_headgates.compression.model import Compressor, OutOfReach
 from fairseq_headgates.drawing.tables import with_interval
 from fairseq_headgates.files import to_json
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
+from fairseq_headgates.plugin.models.building import warn_unfinished
 
 WITHIN = 0.05  # of the speed that is asked for, relative
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
 from fairseq_headgates.attention.modules import gated_modules
-from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.cli.choice import chosen_heads
@@ -21,6 +20,7 @@ from fairseq_headgates.drawing.tables import removal_table
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
+from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
 
 def run(options: PruneOptions) -> str | None:

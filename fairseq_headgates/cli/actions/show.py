@@ -1,11 +1,11 @@
 """Print the gates of a checkpoint, or write its open heads as a mask."""
 
-from fairseq_headgates.checkpoints.building import CheckpointHeads, load_model, read_heads, warn_unfinished
 from fairseq_headgates.cli.commands.show import ShowOptions
 from fairseq_headgates.cli.output import say
 from fairseq_headgates.drawing.tables import gate_tables, open_counts, text_of
 from fairseq_headgates.files import to_json, write_whole
 from fairseq_headgates.heads import mask_to_json
+from fairseq_headgates.plugin.models.building import CheckpointHeads, load_model, read_heads, warn_unfinished
 
 
 def run(options: ShowOptions) -> None:

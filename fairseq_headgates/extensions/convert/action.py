@@ -7,7 +7,6 @@ from torch import nn
 
 from fairseq_headgates.attention.cuts import kept_mask, prune
 from fairseq_headgates.attention.modules import head_counts
-from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
 from fairseq_headgates.cli.choice import chosen_heads
 from fairseq_headgates.extensions.convert.command import ConvertOptions
 from fairseq_headgates.extensions.convert.ctranslate2 import check_model, check_output, to_ctranslate2
@@ -17,6 +16,7 @@ from fairseq_headgates.files.writing import refuse_standard_output
 from fairseq_headgates.heads import HeadId, parse_heads
 from fairseq_headgates.heads.functions import best_head
 from fairseq_headgates.messages import quoted
+from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
 
 def run(options: ConvertOptions) -> None:

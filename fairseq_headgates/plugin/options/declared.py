@@ -32,12 +32,12 @@ from fairseq_headgates.plugin.options.values import (
     comma_separated,
     count,
     number,
+    parse_alive,
     parse_ffn_dims,
     parse_inference_dtype,
     parse_init,
     parse_method,
     switch,
-    text_or_mapping,
     text_or_none,
 )
 
@@ -104,7 +104,7 @@ class HeadOptions:
         "MASK",
         "heads to keep; the others are masked (multiplied by 0). A mask file, the same JSON inline (1: keep, 0: mask; "
         "a type that is not named is kept), or a checkpoint of this plugin, whose open heads are kept",
-        text_or_mapping,
+        parse_alive,
         (str,),
         lambda mask: None if mask is None else mask_to_json(mask, one_line=True),
     )
@@ -232,7 +232,8 @@ class HeadOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.remove_heads and self.alive_heads is None:
+        mask = self.alive_heads
+        if self.remove_heads and mask is None:
             raise ValueError("--remove-heads without --alive-heads: name the heads to keep")
         with_target = issubclass(METHODS[self.sparsity_method], TargetGates)
         if with_target and self.gate_heads and self.target_heads is None:
@@ -247,7 +248,7 @@ class HeadOptions:
         if self.target_heads is not None and not self.gate_heads:
             raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")
         for attention_type in self.gate_heads:
-            if self.alive_heads is not None and attention_type in self.alive_heads.layers and not self.remove_heads:
+            if mask is not None and attention_type in mask.layers and not self.remove_heads:
                 raise ValueError(
                     f"{attention_type} is in --gate-heads and in --alive-heads: a type has either gates or a constant "
                     "mask; with --remove-heads the remaining heads can have gates"
@@ -297,7 +298,7 @@ def option_value(args: Any, name: str) -> Any:
         value = OmegaConf.to_container(value, resolve=True)
     try:
         return OPTIONS[name].parse(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
 
 

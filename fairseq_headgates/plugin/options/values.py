@@ -8,8 +8,11 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
+
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
+from fairseq_headgates.heads import HeadTable, as_mask
 from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
@@ -68,11 +71,14 @@ def comma_separated(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def text_or_mapping(value: Any) -> str | Mapping | None:
-    """Check the type of a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
-    if value is None or isinstance(value, (str, Mapping)):
-        return value
-    raise ValueError(f"the mask is {quoted(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
+def parse_alive(value: Any) -> HeadTable | None:
+    """Read a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
+    from fairseq_headgates.plugin.models.building import read_mask  # builds models, whose options are parsed here
+
+    if not isinstance(value, str):
+        return None if value is None else as_mask(value)
+    with torch.random.fork_rng(devices=[]):  # building a model draws its weights
+        return read_mask(value)
 
 
 def text_or_none(value: Any) -> str | None:
