@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from fairseq_headgates.messages import PROGRAM, fail, quoted
-from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
+from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,16 @@ def read_options(args: Any) -> HeadOptions:
     """
     if OmegaConf.is_config(args):
         refuse_misspelt(args)
-    values = {name: option_value(args, name) for name in OPTIONS}
+    values = {}
+    for name, declaration in OPTIONS.items():
+        value = getattr(args, name, None)
+        value = DEFAULTS[name] if value is None else value
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        try:
+            values[name] = declaration.parse(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
     by_layer = [name for name in ("alive_heads", "ffn_dims", "target_heads") if values[name] is not None]
     if by_layer and (getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)):
         raise ValueError(
