@@ -64,8 +64,8 @@ from torch.profiler import profile
 
 from fairseq_headgates import HeadTable, attention_modules, prune
 from fairseq_headgates.heads import TYPES, check_shape
+from fairseq_headgates.plugin.models.building import read_mask
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
-from fairseq_headgates.plugin.options.stored_mask import read_mask
 
 SMALLER = ["gated", "pruned", "compressed"]  # one of each for every share of removed heads
 COMPUTE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # of CTranslate2

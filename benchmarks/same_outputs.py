@@ -29,10 +29,10 @@ from tqdm import tqdm
 from fairseq_headgates import masked, prune
 from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.inference import packed_linear
+from fairseq_headgates.plugin.models.building import build_model
 
 LENGTH_LIMIT = 200  # words of a translation: --max-len-b of fairseq-generate
 

@@ -15,10 +15,10 @@ from support.models import assert_same
 
 from fairseq_headgates import attention_modules, gate_values, l0_penalty, masked, prune
 from fairseq_headgates.attention.cuts import open_mask
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.safety.checkpoint import model_args
 from fairseq_headgates.scores.ablation import ablation_losses
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from fairseq_headgates.attention.anatomy import under_all_names
 from fairseq_headgates.attention.cuts import Pruned, as_state_dict, cut_copy, cut_tensors, kept_mask, pad_heads
 from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
-from fairseq_headgates.checkpoints.building import build_model, freeze_as_stored
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.heads import Mask, mask_to_json
 from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
+from fairseq_headgates.plugin.models.building import build_model, freeze_as_stored
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
 from fairseq_headgates.plugin.models.recognition import HIDDEN, with_known_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS

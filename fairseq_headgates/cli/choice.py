@@ -7,7 +7,7 @@ from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.cli.options import Choice
 from fairseq_headgates.cli.parser import chosen_types
 from fairseq_headgates.heads import HeadTable, parse_scores
-from fairseq_headgates.plugin.options.stored_mask import read_mask
+from fairseq_headgates.plugin.models.building import read_mask
 
 
 def chosen_heads(options: Choice, model: nn.Module) -> HeadTable:

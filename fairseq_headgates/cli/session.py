@@ -20,7 +20,6 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_headgates import __version__
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.cli.options import ChosenSentences, Data, Refit, Scores, Trust
 from fairseq_headgates.cli.output import check_picture, warn
@@ -34,6 +33,7 @@ from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, int8_obstacle, too_small_for_int8, usable_dtype
 from fairseq_headgates.messages import logging_only
+from fairseq_headgates.plugin.models.building import load_model
 from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.safety.checkpoint import updates_of
 from fairseq_headgates.scores import importance

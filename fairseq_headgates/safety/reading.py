@@ -12,7 +12,6 @@ import torch
 from fairseq_headgates.safety.literals import check_nesting
 from fairseq_headgates.safety.objects import allow_stored_objects
 
-ZIP = b"PK\x03\x04"
 TRUST = "pass --trust only if you made the file yourself"
 
 
@@ -52,11 +51,3 @@ def _reason(error: Exception, hint: str) -> str:
     if type(error) is ValueError and not told:
         return reason
     return f"it is damaged or not a fairseq checkpoint ({reason[:200]}): download or save it again"
-
-
-def is_checkpoint_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether `torch.save` may have written a file, by its name or its first bytes."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(ZIP)) == ZIP or str(path).endswith(".pt")

@@ -11,8 +11,8 @@ from support.models import make_task
 from support.recipes import ROOT, environment
 
 from fairseq_headgates.checkpoints import build_model, load_checkpoint, save_checkpoint
-from fairseq_headgates.checkpoints.building import Vocabulary
 from fairseq_headgates.checkpoints.pruned import stock_checkpoint
+from fairseq_headgates.plugin.models.building import Vocabulary
 
 MASK = {"enc-self": [[1, 0, 1, 0, 1, 1, 1, 1]] * 4}
 SYMBOLS = 25

@@ -16,9 +16,9 @@ from support.models import assert_same, logits, make_batch, make_stock
 import fairseq_headgates
 from fairseq_headgates import HeadTable, prune, use_head_attention
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.compat import COPIES, complete, copies, remove_copies, unsupported
+from fairseq_headgates.plugin.models.building import build_model, load_model
 
 POST_NORM = {"encoder_normalize_before": False, "decoder_normalize_before": False}
 

@@ -14,8 +14,8 @@ from support.commands import EVALUATION
 from support.models import logits, make_args, make_batch, make_gated, make_stock, make_task
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.safety.checkpoint import model_args
 
 

@@ -16,8 +16,8 @@ from support.models import assert_same
 
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.plugin.models.building import build_model
 
 NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),

@@ -13,12 +13,11 @@ import torch
 
 from fairseq_headgates import gate_values
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import load_model, read_heads
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.cli.main import main
 from fairseq_headgates.extensions.report.inputs import read_results
 from fairseq_headgates.heads import parse_mask, read_scores
-from fairseq_headgates.plugin.options.stored_mask import read_mask
+from fairseq_headgates.plugin.models.building import load_model, read_heads, read_mask
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0.1"
 EXPECTED = json.loads((OLD / "expected.json").read_text())

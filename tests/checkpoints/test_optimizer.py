@@ -8,8 +8,8 @@ from support.checkpoints import OPEN, small_gated, small_state
 from support.models import logits, make_batch
 
 from fairseq_headgates import HeadTable, prune
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.safety.checkpoint import model_args
 
 NO_DECODER = {**OPEN, "dec-self": [[0] * 4] * 2}

@@ -27,8 +27,8 @@ from fairseq_headgates import HeadTable, prune
 from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.attention.modules import number_of_parameters
 from fairseq_headgates.checkpoints import checkpoint_of, load_checkpoint, save_checkpoint
-from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
+from fairseq_headgates.plugin.models.building import build_model, load_model
 from fairseq_headgates.safety.checkpoint import model_args
 
 # fairseq's commands on a pruned checkpoint

@@ -11,8 +11,8 @@ from support.hostile import save
 
 from fairseq_headgates import HeadTable
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
+from fairseq_headgates.plugin.models.building import build_model, load_model
 
 
 class RunsCode:

@@ -11,8 +11,8 @@ from support.models import logits, make_args, make_stock
 from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
+from fairseq_headgates.plugin.models.building import build_model
 
 # Training goes on
 

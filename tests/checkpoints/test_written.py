@@ -9,8 +9,8 @@ from support.commands import TYPES
 
 from fairseq_headgates import gate_values
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import read_heads
 from fairseq_headgates.checkpoints.saving import save_checkpoint
+from fairseq_headgates.plugin.models.building import read_heads
 
 
 def test_gates_and_masks_are_read_from_checkpoints(gated, pruned):

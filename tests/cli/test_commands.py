@@ -17,6 +17,7 @@ from support.training import assert_one_line_error
 from fairseq_headgates import gate_values
 from fairseq_headgates.cli.command import Options, command
 from fairseq_headgates.cli.main import find_commands
+from fairseq_headgates.cli.options import Data
 from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 
@@ -59,7 +60,9 @@ def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
 
 def test_the_command_that_comes_next_has_the_options_of_this_one():
     words = ["my data", "--path=a.pt", "--beam", "4", "--gen-subset", "valid", "--cpu"]
-    assert then_evaluate(words, "a.pt:b.pt") == "headgates evaluate 'my data' --beam 4 --cpu --path a.pt:b.pt"
+    options = Data(rest=words, arch="transformer", trust=True)
+    begin = "headgates evaluate 'my data' --beam 4 --cpu"
+    assert then_evaluate(options, "b.pt", "a.pt") == f"{begin} --arch transformer --trust --path a.pt:b.pt"
 
 
 def test_without_arguments_the_help_is_printed(run):

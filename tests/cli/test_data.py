@@ -14,13 +14,13 @@ from fairseq.tasks.translation import TranslationTask
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION, worker_arguments
 
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.data import workers
 from fairseq_headgates.data.corpus import load_corpus
 from fairseq_headgates.data.task import setup_task
 from fairseq_headgates.data.workers import device_of, join_workers
 from fairseq_headgates.heads import SCORE_FORMAT, HeadTable, scores_to_json
+from fairseq_headgates.plugin.models.building import load_model
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from fairseq_headgates import HeadTable, masked
 from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference import kernels, packed_linear
-from fairseq_headgates.plugin.options.stored_mask import read_mask
+from fairseq_headgates.plugin.models.building import read_mask
 
 
 def by_layer(rows):

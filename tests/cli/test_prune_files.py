@@ -77,7 +77,7 @@ def test_an_existing_file_is_refused_before_the_model_is_loaded(checkpoint, refu
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     with monkeypatch.context() as patched:
         patched.setattr(
-            "fairseq_headgates.checkpoints.building.load_model", lambda *args: pytest.fail("it began to work")
+            "fairseq_headgates.plugin.models.building.load_model", lambda *args: pytest.fail("it began to work")
         )
         refused(checkpoint, out, words=[str(out), "exists", "--force"])
     assert out.read_text() == "mine"

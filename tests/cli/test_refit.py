@@ -8,10 +8,10 @@ from support.analysis import READ
 from support.commands import worker_arguments
 
 from fairseq_headgates import refit
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.data.corpus import load_corpus
 from fairseq_headgates.data.task import setup_task
+from fairseq_headgates.plugin.models.building import load_model
 
 MASK = json.dumps({"enc-self": [[1, 0, 0, 1], [0, 0, 0, 0]], "dec-enc": [[0, 1, 1, 1], [1, 0, 0, 0]]})
 

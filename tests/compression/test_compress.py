@@ -17,7 +17,6 @@ from support.sentences import PAIRS, TASK, make_model, many_sentences, sample
 from fairseq_headgates import compress, prune
 from fairseq_headgates.attention.anatomy import attention_modules, blocks_of
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.compression import model as compressing
 from fairseq_headgates.compression import timing
@@ -27,6 +26,7 @@ from fairseq_headgates.compression.refit import refit_to
 from fairseq_headgates.compression.search import Curve
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
+from fairseq_headgates.plugin.models.building import load_model
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from fairseq_headgates.plugin.options.values import parse_ffn_dims
 

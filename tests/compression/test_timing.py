@@ -8,7 +8,6 @@ from support.analysis import READ
 from torch.nn import functional
 
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.cli.main import main
 from fairseq_headgates.compression import timing
@@ -17,6 +16,7 @@ from fairseq_headgates.data import speed
 from fairseq_headgates.data.corpus import load_corpus
 from fairseq_headgates.data.speed import Rates
 from fairseq_headgates.data.task import setup_task
+from fairseq_headgates.plugin.models.building import load_model
 
 BEAM, EMBED, HEAD = 2, 32, 8
 QUIET = {"LEVELS": 8, "PASSES": 1, "ROUNDS": 1}  # enough for blocks of 64 neurons, and without noise

@@ -8,7 +8,7 @@ from support.checkpoints import read
 from support.commands import TYPES, logged
 from support.models import assert_same
 
-from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.plugin.models.building import build_model
 
 GATES = ["--gate-heads", TYPES, "--criterion", "label_smoothed_cross_entropy_l0"]
 LAMBDA = ["--l0-weight", 0.5, "--gate-lr-scale", 500]

@@ -20,8 +20,8 @@ from support.commands import EVALUATION
 from support.hostile import NEEDS_CAREFUL_FAIRSEQ, TORCH_2_6, save, small_state, touch
 
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.compat import configuration
+from fairseq_headgates.plugin.models.building import load_model
 from fairseq_headgates.safety.literals import EVALUATED, LITERAL, NUMBERS, check_evaluated
 
 BY_TRANSFORMERS = (

@@ -11,7 +11,7 @@ from support.hostile import save, small_state
 from support.models import make_stock
 
 from fairseq_headgates.checkpoints import load_checkpoint
-from fairseq_headgates.checkpoints.building import build_model
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import declared_options, model_options, transformer_options

@@ -41,7 +41,7 @@ class Compare(Output):
 
     def run(self, session: Any) -> Answer:
         """Compare each pair of masks."""
-        from fairseq_headgates.plugin.options.stored_mask import read_mask
+        from fairseq_headgates.plugin.models.building import read_mask
         from fairseq_headgates.scores.agreement import overlap
 
         masks = {name: HeadTable(read_mask(name).layers, name) for name in self.masks}

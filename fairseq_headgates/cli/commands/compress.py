@@ -103,9 +103,9 @@ class Compress(FirstSentences, Precision, Output):
 
     def run(self, session: Any) -> Answer:
         """Compress the model to each size or speed, and write it."""
-        from fairseq_headgates.checkpoints.building import warn_unfinished
         from fairseq_headgates.compression import drawing
         from fairseq_headgates.compression.model import Compressor, OutOfReach
+        from fairseq_headgates.plugin.models.building import warn_unfinished
 
         timed = bool(self.speed or self.speedup)
         if timed and session.fairseq.distributed_world_size > 1:

@@ -70,11 +70,11 @@ class Prune(Checkpoint, Choice, Precision, Refit):
     def run(self, session: Any) -> Answer:
         """Remove the heads, and write the checkpoint."""
         from fairseq_headgates.attention.cuts import cut_copy, kept_mask, removal_plan
-        from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
         from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
         from fairseq_headgates.checkpoints.saving import save_checkpoint
         from fairseq_headgates.cli.choice import chosen_heads
         from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
+        from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
         state, model = load_model(self.checkpoint, self.trust, self.arch)
         warn_unfinished(state, model)

@@ -9,7 +9,7 @@ from fairseq_headgates.files import to_json
 from fairseq_headgates.heads import mask_to_json
 
 if TYPE_CHECKING:
-    from fairseq_headgates.checkpoints.building import CheckpointHeads
+    from fairseq_headgates.plugin.models.building import CheckpointHeads
 
 
 @command(
@@ -40,7 +40,7 @@ class Show(Checkpoint, Output):
 
     def run(self, session: Any) -> Answer:
         """Read the gates."""
-        from fairseq_headgates.checkpoints.building import load_model, read_heads, warn_unfinished
+        from fairseq_headgates.plugin.models.building import load_model, read_heads, warn_unfinished
 
         state, model = load_model(self.checkpoint, self.trust, self.arch)
         warn_unfinished(state, model)

@@ -61,10 +61,10 @@ class Convert(Choice, Checkpoint):
     def run(self, session: Any) -> Answer:
         """Prune the model, and convert it."""
         from fairseq_headgates.attention.cuts import prune
-        from fairseq_headgates.checkpoints.building import load_model, warn_unfinished
         from fairseq_headgates.cli.choice import chosen_heads
         from fairseq_headgates.extensions.convert.ctranslate2 import check_model, check_output, to_ctranslate2
         from fairseq_headgates.extensions.convert.dictionaries import load_dictionaries
+        from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
         check_output(Path(self.output), self.force)
         state, model = load_model(self.checkpoint, self.trust, self.arch)

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from fairseq_headgates.attention.modules import attention_modules
-from fairseq_headgates.checkpoints.building import read_heads
 from fairseq_headgates.drawing.figures import kept_heads
 from fairseq_headgates.drawing.result import Plot, Result, Table, short_names
 from fairseq_headgates.drawing.tables import gate_tables, open_counts
 from fairseq_headgates.heads import HeadTable
+from fairseq_headgates.plugin.models.building import read_heads
 
 KIND = "Heads and neurons"
 NOTE = "Blue: open heads, with the value of a gate below 1. Grey: removed from the weights. Neurons: of each layer."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates import load_extensions
-from fairseq_headgates.checkpoints.building import load_model
 from fairseq_headgates.compression import drawing as compression
 from fairseq_headgates.data import comparison
 from fairseq_headgates.drawing import figures, sweep
@@ -17,6 +16,7 @@ from fairseq_headgates.drawing.result import Result
 from fairseq_headgates.extensions.report.heads import heads_results
 from fairseq_headgates.files import parse_json, read_text
 from fairseq_headgates.messages import described, quoted
+from fairseq_headgates.plugin.models.building import load_model
 
 CHECKPOINT_BEGINS = (b"PK\x03\x04", b"\x80\x02")  # torch.save, in its present and its old form
 # File names of the checkpoint of a run folder, in order of preference: the report shows the first one that exists.

@@ -42,8 +42,8 @@ def apply_head_options(model: nn.Module, options: HeadOptions) -> nn.Module:
     use_head_attention(model)
     if options.ffn_dims:
         set_ffn_dims(model, options.ffn_dims)
-    if options.alive_heads is not None:
-        remove_heads(model, options.alive_heads) if options.remove_heads else fix_heads(model, options.alive_heads)
+    if (mask := options.alive_heads) is not None:
+        remove_heads(model, mask) if options.remove_heads else fix_heads(model, mask)
     if options.gate_heads:
         gates = (options.distribution, options.gate_init, options.gate_lr_scale)
         insert_gates(model, options.gate_heads, *gates, method=options.method)

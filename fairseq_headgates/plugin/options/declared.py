@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from fairseq_headgates.gates import (
     METHODS,
     OPEN,
@@ -31,14 +29,12 @@ from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json, parse_types
 from fairseq_headgates.plugin.options.values import (
     comma_separated,
     count,
-    number,
+    parse_alive,
     parse_ffn_dims,
     parse_inference_dtype,
     parse_init,
     parse_method,
     switch,
-    text_or_mapping,
-    text_or_none,
 )
 
 Number = (int, float)
@@ -104,7 +100,7 @@ class HeadOptions:
         "MASK",
         "heads to keep; the others are masked (multiplied by 0). A mask file, the same JSON inline (1: keep, 0: mask; "
         "a type that is not named is kept), or a checkpoint of this plugin, whose open heads are kept",
-        text_or_mapping,
+        parse_alive,
         (str,),
         lambda mask: None if mask is None else mask_to_json(mask, one_line=True),
     )
@@ -129,7 +125,7 @@ class HeadOptions:
         HardConcrete.temperature,
         "T",
         "temperature of the Hard Concrete distribution, above 0; subset has its own",
-        lambda value: HardConcrete(number(value)).temperature,
+        lambda value: HardConcrete(float(value)).temperature,
         Number,
     )
     gate_stretch: tuple[float, float] = option(
@@ -154,7 +150,7 @@ class HeadOptions:
         50.0,
         "S",
         "factor on the learning rate of the gates, and of the multipliers of lagrangian, from 0.0001 to 1000000",
-        lambda value: check_lr_scale(number(value)),
+        lambda value: check_lr_scale(float(value)),
         Number,
     )
     sparsity_method: str = option(
@@ -181,7 +177,7 @@ class HeadOptions:
         "U",
         "updates of the warm-up. lagrangian: the number of heads to keep falls linearly from all to --target-heads; "
         "subset: its softmax temperature falls linearly from 1 to 0.1; 0: the final value from the first update",
-        count("updates"),
+        count,
         (int,),
     )
     fix_gates_after: int = option(
@@ -189,7 +185,7 @@ class HeadOptions:
         "U",
         "after U updates fix each gate, to 1 if its evaluation gate is above 0, else to 0, and train on without noise; "
         "0: never",
-        count("updates"),
+        count,
         (int,),
     )
     gate_hard: bool = option(
@@ -212,7 +208,7 @@ class HeadOptions:
         None,
         "REGEX",
         r"freeze parameters whose name matches (re.search), e.g. '^decoder\.'",
-        text_or_none,
+        lambda value: value or None,
         (),
     )
     freeze_dropout: bool = option(
@@ -232,7 +228,8 @@ class HeadOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.remove_heads and self.alive_heads is None:
+        mask = self.alive_heads
+        if self.remove_heads and mask is None:
             raise ValueError("--remove-heads without --alive-heads: name the heads to keep")
         with_target = issubclass(METHODS[self.sparsity_method], TargetGates)
         if with_target and self.gate_heads and self.target_heads is None:
@@ -247,7 +244,7 @@ class HeadOptions:
         if self.target_heads is not None and not self.gate_heads:
             raise ValueError("--target-heads needs gates: add --gate-heads, e.g. --gate-heads enc-self")
         for attention_type in self.gate_heads:
-            if self.alive_heads is not None and attention_type in self.alive_heads.layers and not self.remove_heads:
+            if mask is not None and attention_type in mask.layers and not self.remove_heads:
                 raise ValueError(
                     f"{attention_type} is in --gate-heads and in --alive-heads: a type has either gates or a constant "
                     "mask; with --remove-heads the remaining heads can have gates"
@@ -287,18 +284,6 @@ class HeadOptions:
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(HeadOptions) if each.metadata}
 # As `HeadOptions.store` writes them.
 DEFAULTS: dict[str, Any] = {name: each.store(getattr(HeadOptions, name)) for name, each in OPTIONS.items()}
-
-
-def option_value(args: Any, name: str) -> Any:
-    """Parse an option of `args`, or its default. The ValueError of a value that cannot be used names the option."""
-    value = getattr(args, name, None)
-    value = DEFAULTS[name] if value is None else value
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value, resolve=True)
-    try:
-        return OPTIONS[name].parse(value)
-    except ValueError as error:
-        raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
 
 
 def add_head_gate_args(parser: Any) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from fairseq_headgates.heads import HeadTable, as_mask
 from fairseq_headgates.messages import PROGRAM, fail, quoted
-from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions, option_value
-from fairseq_headgates.plugin.options.stored_mask import read_mask
+from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +22,23 @@ def read_options(args: Any) -> HeadOptions:
 
     Args:
         args: a namespace of the command line or of a checkpoint, or a configuration of hydra, in which `gate_heads` and
-            `gate_stretch` may be lists and `alive_heads` a mapping
+            `gate_stretch` may be lists and the mask a mapping
 
     Raises:
         ValueError: for a value that cannot be used, or options that contradict each other
     """
     if OmegaConf.is_config(args):
         refuse_misspelt(args)
-    values = {name: option_value(args, name) for name in OPTIONS}
-    values["alive_heads"] = _mask(values["alive_heads"])
+    values = {}
+    for name, declaration in OPTIONS.items():
+        value = getattr(args, name, None)
+        value = DEFAULTS[name] if value is None else value
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        try:
+            values[name] = declaration.parse(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
     by_layer = [name for name in ("alive_heads", "ffn_dims", "target_heads") if values[name] is not None]
     if by_layer and (getattr(args, "encoder_layers_to_keep", None) or getattr(args, "decoder_layers_to_keep", None)):
         raise ValueError(
@@ -40,15 +46,6 @@ def read_options(args: Any) -> HeadOptions:
             f"{by_layer[0].replace('_', '-')}: leave one of them out"
         )
     return HeadOptions(**values)
-
-
-def _mask(value: str | Mapping[str, Any] | None) -> HeadTable | None:
-    if value is None:
-        return None
-    try:
-        return read_mask(value) if isinstance(value, str) else as_mask(value)
-    except ValueError as error:
-        raise ValueError(f"--alive-heads: {error}") from None
 
 
 def refuse_misspelt(args: Mapping[str, Any]) -> None:

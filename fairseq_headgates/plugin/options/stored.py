@@ -42,6 +42,7 @@ FURTHER_OPTIONS: dict[str, tuple[type, ...]] = {
     "persistent_vectors": (int,),
     "mem_len": (int,),
 }
+INLINE = ("alive_heads", "ffn_dims")  # which may name a file on the command line: no file is opened for a checkpoint
 LAYERS_TO_KEEP = ("encoder_layers_to_keep", "decoder_layers_to_keep")
 OF_FILES = re.compile(r"path|file|checkpoint(?!_activations)|_from|_dir|regex|freeze")
 NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
@@ -134,8 +135,8 @@ def _checked(name: str, value: Any, types: tuple[type, ...]) -> Any:
     if not isinstance(value, types) or (isinstance(value, float) and value != value):
         allowed = " or ".join(kind.__name__ for kind in types)
         raise ValueError(f"the stored option {name} is {quoted(value)}: it must be of type {allowed}")
-    if name == "alive_heads" and value and not str(value).lstrip().startswith("{"):  # a file, and nothing is opened
-        raise ValueError(f"the stored option {name} is {quoted(value)}: it must be a mask as inline JSON")
+    if name in INLINE and value and not str(value).lstrip().startswith("{"):
+        raise ValueError(f"the stored option {name} is {quoted(value)}: it must be inline JSON")
     if name in LAYERS_TO_KEEP:  # fairseq's parser makes a list, its models split text
         value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     if isinstance(value, str) and name in EVALUATED and not is_literal(value, EVALUATED[name]):

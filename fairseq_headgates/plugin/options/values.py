@@ -1,15 +1,20 @@
-"""Parse the values of options: from the command line, from hydra, or stored in a checkpoint. All raise ValueError."""
+"""Parse the values of options: from the command line, from hydra, or stored in a checkpoint.
+
+All raise ValueError or TypeError.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
+
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
+from fairseq_headgates.heads import HeadTable, as_mask
 from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
@@ -19,16 +24,12 @@ def parse_init(value: Any) -> float | str:
     """Parse an initial log_alpha: '2.5' -> 2.5, 'glorot' -> 'glorot'."""
     if value == "glorot":
         return value
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not abs(number) <= LARGEST:
+    if not abs(float(value)) <= LARGEST:
         raise ValueError(
             f"the initial log_alpha is {quoted(value)}: it must be 'glorot' or a number from {-LARGEST:g} to "
             f"{LARGEST:g}"
         )
-    return number
+    return float(value)
 
 
 def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
@@ -42,25 +43,15 @@ def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
     return parse
 
 
-SIDES = ("encoder", "decoder")
-
 parse_method = one_of("method", METHODS)
 parse_inference_dtype = one_of("inference dtype", DTYPES)
 
 
-def count(things: str) -> Callable[[Any], int]:
-    """Return a parser of a number of `things`, from 0."""
-
-    def parse(value: Any) -> int:
-        try:
-            number = int(value)
-        except (TypeError, ValueError):
-            number = -1
-        if number < 0:
-            raise ValueError(f"{quoted(value)} is not a number of {things}: it must be a whole number from 0")
-        return number
-
-    return parse
+def count(value: Any) -> int:
+    """Parse a number from 0."""
+    if int(value) < 0:
+        raise ValueError(f"{quoted(value)} is below 0")
+    return int(value)
 
 
 def comma_separated(value: Any) -> str:
@@ -68,24 +59,14 @@ def comma_separated(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def text_or_mapping(value: Any) -> str | Mapping | None:
-    """Check the type of a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
-    if value is None or isinstance(value, (str, Mapping)):
-        return value
-    raise ValueError(f"the mask is {quoted(value)}: it must be a file, inline JSON, a checkpoint or a mapping")
+def parse_alive(value: Any) -> HeadTable | None:
+    """Read a mask: a file, inline JSON or a checkpoint as text, or a mapping of hydra."""
+    from fairseq_headgates.plugin.models.building import read_mask  # builds models, whose options are parsed here
 
-
-def text_or_none(value: Any) -> str | None:
-    """Return text, and None for empty text."""
-    return value or None
-
-
-def number(value: Any) -> float:
-    """Parse a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{quoted(value)} is not a number") from None
+    if not isinstance(value, str):
+        return None if value is None else as_mask(value)
+    with torch.random.fork_rng(devices=[]):  # building a model draws its weights
+        return read_mask(value)
 
 
 def switch(value: Any) -> bool:
@@ -108,12 +89,16 @@ def parse_ffn_dims(value: Any) -> dict[str, tuple[int, ...]] | None:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, Mapping) or not {*found} <= {*SIDES} or not all(map(_is_dims, found.values())):
+    if (
+        not isinstance(found, Mapping)
+        or not {*found} <= {"encoder", "decoder"}
+        or not all(map(_is_dims, found.values()))
+    ):
         raise ValueError(
             f"{quoted(value)} does not give the neurons of each layer: it must be a checkpoint, or look like "
             '{"encoder": [512, 0, 256], "decoder": [128, 512, 512]}'
         )
-    return {side: tuple(found[side]) for side in SIDES if side in found}
+    return {side: tuple(dims) for side, dims in found.items()}
 
 
 def _is_dims(numbers: Any) -> bool:

@@ -9,10 +9,10 @@ from support.models import VOCABULARY
 
 from fairseq_headgates import attention_modules, observe, prune
 from fairseq_headgates.attention.cuts import removal_plan
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.extensions.all_attention.layer import JointAttention
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.shapes import mask_value
+from fairseq_headgates.plugin.models.building import build_model
 
 
 class NaiveModel:

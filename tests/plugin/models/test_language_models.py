@@ -11,11 +11,11 @@ from support.language_models import VARIANTS, make_lm, make_lm_args, make_lm_sam
 from support.models import PAD, logits, make_task
 
 from fairseq_headgates import HeadTable, masked
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.extensions.functions.counting import Annotations, count_functions
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.safety.checkpoint import model_args
 

@@ -16,9 +16,9 @@ from support.classifiers import make_roberta, make_sentences, states
 from support.models import logits, make_args, make_batch, make_task
 
 from fairseq_headgates import HeadTable
-from fairseq_headgates.checkpoints.building import build_model, load_model
 from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
 from fairseq_headgates.messages import warn_once
+from fairseq_headgates.plugin.models.building import build_model, load_model
 from fairseq_headgates.plugin.models.mixin import head_gates_class
 from fairseq_headgates.plugin.models.recognition import (
     FAMILIES,

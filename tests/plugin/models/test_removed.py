@@ -33,8 +33,8 @@ from fairseq_headgates import (
 )
 from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.attention.modules import head_counts
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.heads import TYPES
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 

@@ -20,7 +20,6 @@ from support.classifiers import (
 from support.models import PAD
 
 from fairseq_headgates import HeadTable, gate_values, importance, masked, prune
-from fairseq_headgates.checkpoints.building import build_model
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint
 from fairseq_headgates.data.corpus import Corpus, load_dataset
 from fairseq_headgates.data.corpus_losses import mean_loss
@@ -28,6 +27,7 @@ from fairseq_headgates.data.metrics import Accuracy
 from fairseq_headgates.data.statistics import mcnemar
 from fairseq_headgates.extensions.functions.counting import Annotations, count_functions
 from fairseq_headgates.extensions.functions.results import functions_of
+from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.scores.options import FunctionOptions, ScoreOptions
 
 MASK = HeadTable({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 0]]})

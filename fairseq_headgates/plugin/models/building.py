@@ -1,19 +1,23 @@
-"""Build the model of a checkpoint, and read its gates."""
+"""Build the model of a checkpoint, and read its gates and its mask."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.anatomy import number_of_layers, stack_names
+from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.attention.features import option_features
 from fairseq_headgates.attention.freezing import freeze
 from fairseq_headgates.attention.modules import (
@@ -25,12 +29,13 @@ from fairseq_headgates.attention.modules import (
     to_table,
 )
 from fairseq_headgates.attention.neurons import ffn_dims
-from fairseq_headgates.heads import TYPES, HeadTable, Signature
+from fairseq_headgates.heads import TYPES, HeadTable, Signature, parse_mask
 from fairseq_headgates.messages import quoted, warn_once
 from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_class
 from fairseq_headgates.plugin.models.recognition import with_known_names
 from fairseq_headgates.plugin.options.stored import l0_end, model_options
 from fairseq_headgates.safety.checkpoint import architecture, load_checkpoint, model_args, updates_of
+from fairseq_headgates.safety.reading import TRUST
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +44,9 @@ HEADS = ("decoder.output_projection.weight", "decoder.adaptive_softmax.head.weig
 TAIL = re.compile(r"decoder\.adaptive_softmax\.tail\.\d+\.2\.weight")
 
 
-def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple[dict[str, Any], nn.Module]:
+def load_model(
+    path: str, trust: bool = False, arch: str | None = None, hint: str = TRUST
+) -> tuple[dict[str, Any], nn.Module]:
     """Load a checkpoint and build its model; see `load_checkpoint`, `with_known_names` and `build_model`.
 
     Returns:
@@ -48,7 +55,7 @@ def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple
     Raises:
         ValueError: in one line that names the file, also for weights that are not finite
     """
-    state, notice = load_checkpoint(path, trust), ""
+    state, notice = load_checkpoint(path, trust, hint), ""
     try:
         state, notice = with_known_names(state, arch)
         model = build_model(state)
@@ -61,10 +68,32 @@ def load_model(path: str, trust: bool = False, arch: str | None = None) -> tuple
     return state, model
 
 
-def warn_unfinished(state: Mapping[str, Any], model: Any) -> None:
+def warn_unfinished(state: Mapping[str, Any], model: Any, where: str = "") -> None:
     """Log a warning if the training of the gates of a checkpoint is unfinished; see `GateMethod.unfinished`."""
     if (method := getattr(model, "gate_method", None)) and (warning := method.unfinished(l0_end(state))):
-        logger.warning(warning)
+        logger.warning(where + warning)
+
+
+def read_mask(text: str) -> HeadTable:
+    """Read a mask from inline JSON, from a mask file, or from a checkpoint of this plugin, whose open heads it keeps.
+
+    Args:
+        text: JSON, which starts with '{', or the path of a mask file or of a checkpoint
+
+    Raises:
+        ValueError: if there is no mask to read
+    """
+    if not text.endswith(".pt") and not (os.path.isfile(text) and zipfile.is_zipfile(text)):
+        return parse_mask(text)
+    state, model = load_model(text, hint="take another file, or a mask as JSON")
+    name = architecture(model_args(state))
+    if ARCH_MODEL_REGISTRY.get(name) is not type(model):  # `prune --stock` fills removed heads with zeros
+        raise ValueError(
+            f"{text}: its architecture is {quoted(name)}, not transformer_head_gates or another one of this plugin: "
+            "give a mask file instead"
+        )
+    warn_unfinished(state, model, f"{text}: ")
+    return open_mask(model)
 
 
 class Vocabulary(Dictionary):
