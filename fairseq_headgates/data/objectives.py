@@ -110,6 +110,10 @@ class NextToken(Objective):
         super().__init__(task)
         leave_out = "leave it out, these models predict the next token"
         _refuse(task.args, self_target=leave_out, past_target=leave_out, pad_to_fixed_bsz="leave it out")
+        if len(task.target_dictionary) != len(task.source_dictionary):
+            raise ValueError(
+                "--output-dictionary-size cannot be used here: leave it out, the model predicts all symbols"
+            )
 
     def signature(self) -> dict[str, str]:
         """Return how the text is cut into blocks."""

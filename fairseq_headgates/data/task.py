@@ -78,6 +78,4 @@ def _complete_languages(args: Namespace) -> None:
     if source or target or len(pairs) > 1:
         some = ", ".join(pairs[:10]) + ", ..." * (len(pairs) > 10)
         raise ValueError(f"the languages of the data are not given: add -s SRC -t TGT, a pair of {some}")
-    if pairs[0].count("-") != 1:
-        raise ValueError(f"--lang-pairs is {pairs[0]}: fairseq needs languages without '-', such as zh_CN-en_XX")
     args.source_lang, args.target_lang = pairs[0].split("-")

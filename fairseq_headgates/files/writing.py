@@ -26,16 +26,6 @@ def refuse_standard_output(path: str | os.PathLike[str]) -> None:
         raise ValueError("the output is '-', but it cannot be standard output: give a path (./- if its name is -)")
 
 
-def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
-    """Raise ValueError if `path` exists, unless it is a regular file and `force` is set."""
-    if not os.path.exists(path):
-        return
-    if not os.path.isfile(path):
-        raise ValueError(f"{path} exists and is not a file: choose another name")
-    if not force:
-        raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
-
-
 def check_writable(path: str | os.PathLike[str], force: bool = False) -> None:
     """Raise ValueError if `path` cannot be written: fail early, before long work."""
     with _in_one_line(path, force) as target, part_of(target):
@@ -70,7 +60,10 @@ def replacing(path: str | os.PathLike[str], force: bool = False, level: int = lo
 def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
     """Within the context, yield `path` or the target of a link, and turn errors of the system into ValueError."""
     refuse_standard_output(path)
-    refuse_existing(path, force)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} exists and is not a file: choose another name")
+    if os.path.exists(path) and not force:
+        raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
     try:
         yield Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     except OSError as error:
@@ -92,10 +85,7 @@ def part_of(target: Path, folder: bool = False) -> Iterator[Path]:
     It is removed afterwards, unless it was renamed. Raise OSError.
     """
     part = _beside(target, "part")
-    if folder:
-        part.mkdir()
-    else:
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    part.mkdir() if folder else part.touch(exist_ok=False)
     try:
         yield part
     finally:
