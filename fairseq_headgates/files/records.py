@@ -51,9 +51,7 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def read_records(kind: Any, content: object, name: str, hint: str) -> list[Any]:
-    """Convert a JSON object, or the objects of a list that is not empty; see `read_record`."""
-    if content == []:
-        raise ValueError(f"{name} is an empty list: {hint}")
+    """Convert a JSON object, or the objects of a list; see `read_record`."""
     return [read_record(kind, each, name, hint) for each in (content if isinstance(content, list) else [content])]
 
 

@@ -78,7 +78,6 @@ def test_other_content_is_refused_with_its_place_and_rule(changes, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([], "x.json is an empty list: hint"),
         (7, "x.json: it must be an object, not 7: hint"),
         ([GOOD, "x"], "x.json: it must be an object, not 'x': hint"),
     ],

@@ -154,8 +154,6 @@ def test_types():
     assert parse_types("") == parse_types(None) == ()
     with pytest.raises(ValueError, match="unknown attention type 'encself': choose from enc-self"):
         parse_types("encself")
-    with pytest.raises(ValueError, match="named twice"):
-        parse_types("enc-self,enc-self")
 
 
 def test_a_table_is_a_mapping_from_heads_to_numbers():
