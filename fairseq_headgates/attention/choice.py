@@ -51,13 +51,17 @@ def best_heads(
     Raises:
         ValueError: if the scores do not fit `alive`, or the numbers contradict each other
     """
-    if min_per_layer < 0:
-        raise ValueError(f"min-per-layer is {min_per_layer}: it must be 0 or more")
     chosen = tuple(types) or scores.types
     if alive is None:
         alive = scores.map(lambda score: int(not math.isnan(score)))
     candidates = check_scored(scores, alive, chosen)
-    kept = _best(candidates, scores, _number_to_keep(keep, len(candidates), chosen), min_per_layer)
+    number = count_of(keep, len(candidates))
+    if not 0 <= number <= len(candidates):
+        raise ValueError(
+            f"keep is {keep}: it must be from 0 to {len(candidates)}, the number of heads of {', '.join(chosen)}, or a "
+            "fraction of them with a decimal point"
+        )
+    kept = _best(candidates, scores, number, min_per_layer)
     mask = alive.map(int)
     for attention_type, layer, head in {*candidates} - kept:
         mask.layers[attention_type][layer][head] = 0
@@ -78,12 +82,3 @@ def _best(candidates: list[HeadId], scores: HeadTable, number: int, min_per_laye
             "lower min-per-layer or raise keep"
         )
     return {*reserved, *others[: number - len(reserved)]}
-
-
-def _number_to_keep(keep: int | float, available: int, types: Iterable[str]) -> int:
-    if isinstance(keep, float) and not 0 <= keep <= 1:
-        raise ValueError(f"keep is {keep}: a fraction must be from 0 to 1 (an integer is a number of heads)")
-    number = count_of(keep, available)
-    if not 0 <= number <= available:
-        raise ValueError(f"keep is {keep}: it must be from 0 to {available}, the number of heads of {', '.join(types)}")
-    return number

@@ -281,8 +281,10 @@ def cut_tensors(tensors: Mapping[str, Tensor], layer_cuts: Mapping[str, Cut], po
             continue
         if attention is None:
             result[name] = tensor
-        elif not parameter.startswith("gate.") and _is_left(layer_cuts[attention], parameter):
-            cut = layer_cuts[attention]
+            continue
+        cut = layer_cuts[attention]
+        is_left = cut.keep or cut.parts or parameter.startswith("out_proj.")  # all that a layer without heads has
+        if is_left and not parameter.startswith("gate."):
             result[name] = cut(parameter, tensor, power) if cut.changes_weights else tensor
     return result
 
@@ -294,11 +296,6 @@ def module_and_parameter(name: str, layer_cuts: Mapping[str, Cut]) -> tuple[str 
     cut = layer_cuts.get(attention)
     is_cut = cut is not None and (not cut.parts or projection in cut.parts)
     return (attention, f"{projection}.{parameter}") if is_cut else (None, name)
-
-
-def _is_left(cut: Cut, parameter: str) -> bool:
-    """Return whether a parameter exists after a cut: an attention layer without heads has only `out_proj`."""
-    return bool(cut.keep or cut.parts) or parameter.startswith("out_proj.")
 
 
 def kept_mask(model: nn.Module) -> HeadTable:

@@ -50,7 +50,9 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> Froz
         search = re.compile(pattern).search
     except (re.error, OverflowError, RecursionError) as error:  # the last two: huge numbers, deep nesting
         raise ValueError(f"--freeze-params {pattern!r:.200} is not a regular expression: {error}") from None
-    names = _names(model)
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
     chosen = {parameter: known for parameter, known in names.items() if any(map(search, known))}
     if not chosen:
         raise ValueError(
@@ -69,14 +71,6 @@ def freeze(model: nn.Module, pattern: str, freeze_dropout: bool = False) -> Froz
     if freeze_dropout:
         report.dropouts = _stop_dropout(model)
     return report
-
-
-def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Return all names of each parameter; a shared parameter has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return names
 
 
 def _stop_dropout(model: nn.Module) -> int:

@@ -193,10 +193,6 @@ class HeadAttention(MultiheadAttention):
         if self.self_attention and self.num_heads and self._in_proj is None:
             self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], inference_dtype)
 
-    def __prepare_scriptable__(self) -> None:
-        """Refuse TorchScript, which calls it first."""
-        raise ValueError("TorchScript cannot compile HeadAttention: use torch.compile, or the model of `prune --stock`")
-
     def _project_in(
         self, query: Tensor, key: Any, value: Any, encoder_cache: dict | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -311,18 +307,10 @@ class HeadAttention(MultiheadAttention):
                 f"{self.num_heads} in the model: load a pruned checkpoint with --alive-heads CKPT --remove-heads; "
                 "remove heads from an unpruned one with `headgates prune`"
             )
-        kept = _kept_heads(state_dict, name)
+        kept = (getattr(state_dict, "_metadata", None) or {}).get(name, {}).get("kept")
         if kept is not None and kept != list(self.kept):
             there, here = (", ".join(map(str, heads)) or "none" for heads in (kept, self.kept))
             raise ValueError(
                 f"{attention_type} layer {layer} has the heads {there} in the checkpoint and {here} in the model: "
                 "take the mask from the checkpoint, --alive-heads CKPT --remove-heads"
             )
-
-
-def _kept_heads(state_dict: Any, name: str) -> list[int] | None:
-    """Return the remaining heads of a layer as a state dict names them; None if it does not, or has all heads."""
-    metadata = getattr(state_dict, "_metadata", None)
-    of_layer = metadata.get(name) if isinstance(metadata, dict) else None
-    kept = of_layer.get("kept") if isinstance(of_layer, dict) else None
-    return kept if isinstance(kept, list) else None

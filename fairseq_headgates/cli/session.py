@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -121,8 +120,7 @@ class Session(Signatures):
 
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
-        chosen = argparse.Namespace(**{**vars(self.fairseq), "gen_subset": subset or self.fairseq.gen_subset})
-        corpus = load_corpus(chosen, self.task, model, sentences or self.options.sentences)
+        corpus = load_corpus(self.fairseq, self.task, model, sentences or self.options.sentences, subset)
         if self.needs_target:
             check_target(corpus, f"headgates {self.options.command}")
         self.subsets.add(corpus.subset)

@@ -82,16 +82,12 @@ def removable(model: nn.Module, units: Collection[str]) -> list[Block]:
     blocks = [block for block in blocks_of(model) if kind_of(block) in units]
     blocks = [block for block in blocks if model.get_submodule(block.linear).in_features]
     layers: list[Any] = [model.get_submodule(block.layer) for block in blocks if not block.is_attention]
-    reasons = {
-        "a LayerNorm between the linear layers (--scale-fc)": any(
-            getattr(layer, "ffn_layernorm", None) is not None for layer in layers
-        ),
-        "weights that are computed or have hooks (quantisation noise, weight norm)": not all(
-            is_plain(linear) for layer in layers for linear in (layer.fc1, layer.fc2)
-        ),
-    }
-    if found := " and ".join(reason for reason, applies in reasons.items() if applies):
-        raise ValueError(f"neurons cannot be removed from feed-forward blocks with {found}: pass --units heads")
+    scaled = any(getattr(layer, "ffn_layernorm", None) is not None for layer in layers)
+    if scaled or not all(is_plain(linear) for layer in layers for linear in (layer.fc1, layer.fc2)):
+        raise ValueError(
+            "neurons cannot be removed from feed-forward blocks with a LayerNorm between the linear layers "
+            "(--scale-fc), quantisation noise or weight norm: pass --units heads"
+        )
     return blocks
 
 

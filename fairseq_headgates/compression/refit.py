@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.anatomy import Block, attention_modules, blocks_of
 from fairseq_headgates.attention.cuts import head_positions, prune
-from fairseq_headgates.attention.hooks import recorded, replaced_forward
+from fairseq_headgates.attention.hooks import Recorded, recorded, replaced_forward
 from fairseq_headgates.attention.modules import evaluating, refuse_shared
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
@@ -86,8 +85,12 @@ def refit_to(
         neurons: the neurons of `model` that feed-forward blocks keep, by the name of the layer
     """
     model = prune(model)  # closed heads removed, gates folded: a linear layer sees the inputs that it multiplies
-    lost = _lost_heads(model, pruned)
-    lost |= {f"{layer}.fc2": torch.tensor(kept, dtype=torch.long) for layer, kept in neurons.items()}
+    # The inputs, in `model`, that are kept by blocks that lose some
+    lost = {f"{layer}.fc2": torch.tensor(kept, dtype=torch.long) for layer, kept in neurons.items()}
+    for module, left in zip(attention_modules(model), attention_modules(pruned), strict=True):
+        before, after = module.attention.kept, left.attention.kept
+        if before != after:
+            lost[module.name] = head_positions(map(before.index, after), module.attention.head_dim)
     if not lost:
         return {}
     refuse_shared(pruned, [block.linear for block in blocks_of(pruned)])
@@ -105,27 +108,6 @@ def refit_to(
     return {name: parameter.detach() for name, parameter in pruned.named_parameters() if name in refitted}
 
 
-def _lost_heads(model: nn.Module, pruned: nn.Module) -> dict[str, Tensor]:
-    """Return for each attention layer that loses heads the columns of the kept heads in `model`'s `out_proj`."""
-    lost = {}
-    for module, left in zip(attention_modules(model), attention_modules(pruned), strict=True):
-        before, after = _heads_in_use(module.attention), _heads_in_use(left.attention)
-        if set(before) - set(after):
-            lost[module.name] = _columns(module.attention, after)
-    return lost
-
-
-def _heads_in_use(attention: Any) -> list[int]:
-    """Return the heads whose context reaches the output. Those that `prune --stock` removed have weights, but 0."""
-    used = attention.out_proj.weight.any(0).view(-1, attention.head_dim).any(1)
-    return [head for head, is_used in zip(attention.kept, used.tolist(), strict=True) if is_used]
-
-
-def _columns(attention: Any, heads: Sequence[int]) -> Tensor:
-    """Return the columns of heads in the output projection of an attention layer."""
-    return head_positions([attention.kept.index(head) for head in heads], attention.head_dim)
-
-
 # --- passes over the data -------------------------------------------------------------------------------------------
 
 
@@ -133,25 +115,14 @@ class _Stop(Exception):
     """The rest of a forward pass is not needed."""
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The first inputs and the outputs of some modules in a forward pass, by name."""
-
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Any]
-
-    def y(self, block: Block) -> Tensor:
-        """Return the output of a block; that of attention is a pair with its weights."""
-        output = self.outputs[block.name]
-        return output[0] if isinstance(output, tuple) else output
-
-    def streams(self, block: Block) -> tuple[Tensor | float, Tensor]:
-        """Return r and r + y of a block, or 0 and y where r is not known."""
-        y = self.y(block)
-        if block.norm is None:
-            return 0.0, y
-        stream = self.inputs[block.norm]
-        return (stream, stream + y) if block.pre_norm else (stream - y, stream)
+def _streams(seen: Recorded, block: Block) -> tuple[Tensor | float, Tensor, Tensor]:
+    """Return r, y and r + y of a block in a forward pass; r is 0 where it is not known."""
+    output = seen.outputs[block.name]
+    y = output[0] if isinstance(output, tuple) else output  # that of attention is a pair with its weights
+    if block.norm is None:
+        return 0.0, y, y
+    stream = seen.inputs[block.norm]
+    return (stream, y, stream + y) if block.pre_norm else (stream - y, y, stream)
 
 
 class _Passes:
@@ -166,7 +137,7 @@ class _Passes:
         self.finished: dict[str, list[str]] = {}  # {stack: its finished layers}
         self.outputs: dict[str, list[Any]] = {}  # {stack: output of the last of them for each batch}
 
-    def until(self, last: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Iterator[_Seen]:
+    def until(self, last: str, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Iterator[Recorded]:
         """Yield what was seen of modules in the pass of each batch, which ends after the module `last`."""
         modules = {name: self.model.get_submodule(name) for name in {*inputs, *outputs, last}}
         chosen = ({name: modules[name] for name in names} for names in (inputs, outputs))
@@ -175,7 +146,7 @@ class _Passes:
                 hooks.callback(modules[last].register_forward_hook(_stop).remove)
             for number, sample in enumerate(self.corpus.batches):
                 self._run(number, sample)
-                yield _Seen(seen.inputs, seen.outputs)
+                yield seen
 
     def finish(self, layer: str, outputs: list[Any] | None = None) -> None:
         """Compute a layer and those before it no more: later passes return its `outputs`, one for each batch."""
@@ -207,24 +178,20 @@ class _LeastSquares:
 
     Args:
         model: the model with the layer, whose weight and bias are refitted
-        block: the block of the layer
+        name: the name of the layer
     """
 
-    def __init__(self, model: nn.Module, block: Block):
-        module: Any = model.get_submodule(block.linear)
-        self.linear, self.name, weight = module, block.linear, module.weight
-        columns = torch.arange(weight.size(1))
-        if block.is_attention:  # the columns of heads whose weights are 0 stay 0
-            attention: Any = model.get_submodule(block.name)
-            columns = _columns(attention, _heads_in_use(attention))
-        self.columns = columns.to(weight.device)
-        size = len(self.columns) + (self.linear.bias is not None)
+    def __init__(self, model: nn.Module, name: str):
+        linear: Any = model.get_submodule(name)
+        self.linear, self.name = linear, name
+        outputs, number = linear.weight.shape
+        size = number + (linear.bias is not None)
         self.of_inputs = torch.zeros(size, size).double()
-        self.of_targets = torch.zeros(len(weight), size).double()
+        self.of_targets = torch.zeros(outputs, size).double()
         self.rows = torch.zeros(()).double()
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Add rows: inputs of the columns, [rows, columns], and targets, [rows, E]."""
+        """Add rows: inputs [rows, N] and targets [rows, E]."""
         inputs, targets = inputs.double(), targets.double()
         if self.linear.bias is not None:
             inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
@@ -252,8 +219,7 @@ class _LeastSquares:
                 "refit on more sentences"
             )
         check_finite(f"activations at {self.name}", of_inputs, of_targets)
-        linear, number = self.linear, len(self.columns)
-        before = linear.weight[:, self.columns]
+        linear, before, number = self.linear, self.linear.weight, self.linear.weight.size(1)
         if linear.bias is not None:
             before = torch.cat([before, linear.bias[:, None]], 1)
         before = before.cpu().double()
@@ -262,7 +228,7 @@ class _LeastSquares:
             mean_square = (of_inputs.diagonal()[:number] / rows).mean()
             penalty[:number] = rows * (ridge * mean_square).clamp(min=torch.finfo(penalty.dtype).tiny)
         after = before + torch.linalg.solve(of_inputs + penalty.diag(), (of_targets - before @ of_inputs).T).T
-        linear.weight[:, self.columns] = after[:, :number].to(linear.weight)
+        linear.weight.copy_(after[:, :number])
         if linear.bias is not None:
             linear.bias.copy_(after[:, -1])
 
@@ -275,16 +241,16 @@ def _targets(
     Return r + y of the blocks of the layer, {block: [T, B, E] for each batch}.
     """
     streams: dict[str, list[Tensor]] = {block.name: [] for block in blocks}
-    fits = {block: _LeastSquares(pruned, block) for block in blocks if block.name in lost}
+    fits = {block: _LeastSquares(pruned, block.linear) for block in blocks if block.name in lost}
     inputs = [*(block.norm for block in blocks if block.norm), *(block.linear for block in fits)]
     outputs = []
     passes = whole.until(layer, inputs, [*streams, layer])
     for sample, seen in zip(whole.corpus.batches, passes, strict=True):
         outputs.append(seen.outputs[layer])
         for block in blocks:
-            streams[block.name].append(seen.streams(block)[1])
+            streams[block.name].append(_streams(seen, block)[2])
         for block, fit in fits.items():
-            y = seen.y(block)
+            _, y, _ = _streams(seen, block)
             real = whole.corpus.positions(sample, block.attention_type, y)
             fit.add(seen.inputs[block.linear][..., lost[block.name].to(y.device)][real], y[real])
     whole.finish(layer, outputs)
@@ -295,12 +261,12 @@ def _targets(
 
 def _refit_block(smaller: _Passes, block: Block, targets: Sequence[Tensor]) -> None:
     """Refit the last linear layer of a block, so that r' + y' is close to `targets`, [T, B, E] for each batch."""
-    fit = _LeastSquares(smaller.model, block)
+    fit = _LeastSquares(smaller.model, block.linear)
     norms = [block.norm] if block.norm else []
     last = block.norm if block.norm and not block.pre_norm else block.name
     passes = smaller.until(last, [block.linear, *norms], [block.name])
     for sample, target, seen in zip(smaller.corpus.batches, targets, passes, strict=True):
         real = smaller.corpus.positions(sample, block.attention_type, target)
-        difference = target - seen.streams(block)[0]
-        fit.add(seen.inputs[block.linear][..., fit.columns][real], difference[real])
+        difference = target - _streams(seen, block)[0]
+        fit.add(seen.inputs[block.linear][real], difference[real])
     fit.solve(RIDGE)

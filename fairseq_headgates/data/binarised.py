@@ -14,11 +14,6 @@ LEGACY = IndexedDataset._HDR_MAGIC  # that of --dataset-impl cached and lazy
 CHUNK = 2**20  # bytes hashed at a time
 
 
-def dictionary_files(folder: str) -> list[Path]:
-    """Return the dictionaries in a folder of binarised data, and in its folders of sentences and labels."""
-    return sorted(path for pattern in ("dict*.txt", "*/dict.txt") for path in Path(folder).glob(pattern))
-
-
 def language_pair(folder: str, source: str | None = None, target: str | None = None) -> tuple[str, str] | None:
     """Return the source and target language of a folder of binarised data, by its dictionaries and names of files.
 
@@ -55,7 +50,6 @@ def check_sizes(files: Iterable[Path]) -> None:
     """
     numbers = {}
     for path in files:
-        check_regular(path)
         if path.suffix != ".idx":
             continue
         data = path.with_suffix(".bin")
@@ -68,17 +62,6 @@ def check_sizes(files: Iterable[Path]) -> None:
         depth = -1 if len({path.name for path in numbers}) == len(numbers) else -2
         told = ", ".join(f"{number} in {'/'.join(path.parts[depth:])}" for path, number in numbers.items())
         raise ValueError(f"the numbers of sentences differ: {told}")
-
-
-def check_regular(path: Path) -> None:
-    """Raise ValueError for a device, a pipe or a folder, which fairseq would read for ever or not at all."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file")
-
-
-def is_empty(files: Iterable[Path]) -> bool:
-    """Return whether a data file holds no token, which fairseq cannot map into memory."""
-    return any(path.suffix == ".bin" and path.stat().st_size == 0 for path in files)
 
 
 def _described(path: Path) -> tuple[int, int] | None:

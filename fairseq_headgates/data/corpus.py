@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import sys
 from argparse import Namespace
@@ -16,11 +15,11 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.data import BaseWrapperDataset
-from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder, LearnedPositionalEmbedding
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import Tensor, nn
 
 from fairseq_headgates.attention.anatomy import stacks_of
-from fairseq_headgates.data.binarised import check_sizes, is_empty, subset_files
+from fairseq_headgates.data.binarised import check_sizes, subset_files
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import Classes, Objective, objective_of, options_of
 from fairseq_headgates.data.symbols import no_words
@@ -146,71 +145,58 @@ def files_of(task: Any, folder: str, subset: str) -> list[Path]:
     """Return the files that fairseq reads for a subset: those of its languages in the first folder of DATA."""
     first = utils.split_paths(folder)[0]
     folders = objective_of(task).folders(first)
-    if folders != [Path(first)]:
-        return [path for part in folders for path in _files_of_part(part, subset)]
+    if folders != [Path(first)]:  # of first or second sentences, and of labels
+        found = {part: subset_files(str(part), subset) for part in folders}
+        if missing := next((part for part, files in found.items() if not files and part.name == "input1"), None):
+            # fairseq would leave them out
+            raise ValueError(f"there is no subset {subset!r} in {missing}: binarise the second sentences, too")
+        return [path for files in found.values() for path in files]
     options = options_of(task)
     source, target = (getattr(options, f"{side}_lang", None) for side in ("source", "target"))
     if not source or not target:
         return subset_files(first, subset)
     pairs = (f"{source}-{target}", f"{target}-{source}")  # fairseq takes the second where the first does not exist
-    found = (subset_files(first, subset, [f"{pair}.{source}", f"{pair}.{target}"]) for pair in pairs)
+    found_pairs = (subset_files(first, subset, [f"{pair}.{source}", f"{pair}.{target}"]) for pair in pairs)
     aligned = [f"align.{pairs[0]}"] if getattr(options, "load_alignments", False) else []
-    return next(filter(None, found), []) + (subset_files(first, subset, aligned) if aligned else [])
+    return next(filter(None, found_pairs), []) + (subset_files(first, subset, aligned) if aligned else [])
 
 
-def _files_of_part(folder: Path, subset: str) -> list[Path]:
-    """Return the files of a subset in the folder of first or second sentences, or of labels."""
-    files = subset_files(str(folder), subset)
-    if not files and folder.name == "input1":  # which fairseq would leave out
-        raise ValueError(f"there is no subset {subset!r} in {folder}: binarise the second sentences, too")
-    return files
-
-
-def load_corpus(args: Namespace, task: Any, model: nn.Module, sentences: int | None = None) -> Corpus:
-    """Return the batches of `--gen-subset`, or of its first `sentences`, for a model. Raise ValueError."""
-    dataset = load_dataset(args, task, model)
+def load_corpus(
+    args: Namespace, task: Any, model: nn.Module, sentences: int | None = None, subset: str | None = None
+) -> Corpus:
+    """Return the batches of a subset (default: `--gen-subset`), or of its first `sentences`, for a model."""
+    subset = subset or args.gen_subset
+    dataset = load_dataset(args, task, model, subset)
     if sentences is not None:
         if sentences < 1:
             raise ValueError(f"--sentences is {sentences}: it must be at least 1")
         dataset = FirstSentences(dataset, sentences)
-    try:
-        with logging_only(logging.ERROR, "fairseq"):
-            batches = list(_batches(args, task, dataset, model))
-    except Exception as error:
-        if "max_positions" in str(error) or "max_tokens" in str(error):  # a sentence is too long
-            raise ValueError(f"{args.gen_subset}: {first_line(error)}") from None
-        raise ValueError(_unreadable(args.gen_subset, args.data, error)) from None
-    check_tokens(batches, task, args)
-    _check_positions(batches, task, model)
+    with logging_only(logging.ERROR, "fairseq"):
+        batches = list(_batches(args, task, dataset, model))
+    check_tokens(batches, task, args.data, subset)
     device = device_of(args)
     batches = [utils.move_to_cuda(batch, device) for batch in batches] if device.type == "cuda" else batches
-    number = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches))))
-    _report_dropped(args, number, len(dataset))
-    return Corpus(task, batches, args.gen_subset, number, copy.copy(args), len(dataset))
-
-
-def load_dataset(args: Namespace, task: Any, model: nn.Module) -> Any:
-    """Return the data set of `--gen-subset`. Raise ValueError if it cannot be read, is empty, or does not fit."""
-    _check_task(task, model)
-    _check_vocabulary(task, model, args.data)
-    if args.gen_subset not in task.datasets:
-        _read(task, args.gen_subset, args.data)
-    dataset = task.dataset(args.gen_subset)
-    if len(dataset) == 0:
-        raise ValueError(_empty(args.gen_subset, args.data))
-    return dataset
-
-
-def _report_dropped(args: Namespace, number: int, there_are: int) -> None:
+    number, lines = int(all_reduce(torch.tensor(sum(len(batch["id"]) for batch in batches)))), len(dataset)
     multiple = args.required_batch_size_multiple
     reason = "longer than --max-source-positions or --max-target-positions, or than the maximum of the model"
     reason += f", or left over in the last batch by --required-batch-size-multiple {multiple}" if multiple > 1 else ""
     if not number:
-        raise ValueError(f"all sentences of {args.gen_subset!r} are skipped: they are {reason}")
-    if number < there_are and args.distributed_rank == 0:
-        logger.warning(
-            "%d of %d sentences of %r are skipped: they are %s", there_are - number, there_are, args.gen_subset, reason
-        )
+        raise ValueError(f"all sentences of {subset!r} are skipped: they are {reason}")
+    if number < lines and args.distributed_rank == 0:
+        logger.warning("%d of %d sentences of %r are skipped: they are %s", lines - number, lines, subset, reason)
+    return Corpus(task, batches, subset, number, args, lines)
+
+
+def load_dataset(args: Namespace, task: Any, model: nn.Module, subset: str) -> Any:
+    """Return the data set of a subset. Raise ValueError if it cannot be read, is empty, or does not fit."""
+    _check_task(task, model)
+    _check_vocabulary(task, model, args.data)
+    if subset not in task.datasets:
+        _read(task, subset, args.data)
+    dataset = task.dataset(subset)
+    if len(dataset) == 0:
+        raise ValueError(f"the subset {subset!r} of {args.data} is empty: choose another with --gen-subset")
+    return dataset
 
 
 def _check_task(task: Any, model: Any) -> None:
@@ -262,7 +248,7 @@ def _symbols(model: Any, embedding: Any) -> int:
     return embedding.cutoff[-1] if isinstance(embedding, AdaptiveInput) else embedding.num_embeddings
 
 
-def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
+def check_tokens(batches: Sequence[Sample], task: Any, folder: str, subset: str) -> None:
     """Raise ValueError for tokens that the dictionaries do not have, or for labels of other classes."""
     objective = objective_of(task)
     source = next(iter(objective.dictionaries().values()))
@@ -273,29 +259,15 @@ def check_tokens(batches: Sequence[Sample], task: Any, args: Namespace) -> None:
             ("token", net_input.get(name), len(source)),
             (objective.target, batch.get("target"), objective.targets()),
         )
-        objective.check(batch, args.gen_subset)
         for what, tokens, number in sides:
             if tokens is None or not tokens.numel():
                 continue
             for token in (int(tokens.min()), int(tokens.max())):
                 if not 0 <= token < number:
                     raise ValueError(
-                        f"the subset {args.gen_subset!r} of {args.data} has the {what} {token}, its dictionary "
-                        f"{number} symbols: {objective.hint}"
+                        f"the subset {subset!r} of {folder} has the {what} {token}, its dictionary {number} "
+                        f"symbols: {objective.hint}"
                     )
-
-
-def _check_positions(batches: Sequence[Sample], task: Any, model: Any) -> None:
-    """Raise ValueError for blocks longer than a table of positions: fairseq does not count <s> (--add-bos-token)."""
-    table = getattr(getattr(model, "decoder", None), "embed_positions", None)
-    if not objective_of(task).block_length() or not isinstance(table, LearnedPositionalEmbedding):
-        return
-    longest = max((batch["net_input"]["src_tokens"].size(1) for batch in batches), default=0)
-    if longest > table.max_positions:
-        raise ValueError(
-            f"a block has {longest} tokens with the <s> of --add-bos-token, but the model has {table.max_positions} "
-            "positions: lower --tokens-per-sample, or leave out --add-bos-token"
-        )
 
 
 def _read(task: Any, subset: str, folder: str) -> None:
@@ -304,12 +276,12 @@ def _read(task: Any, subset: str, folder: str) -> None:
     with _silent_destructors():
         try:
             check_sizes(files)
-            if is_empty(files):  # which fairseq's memory map would fail on
-                reason = _empty(subset, folder)
-            else:
-                task.load_dataset(subset)
+            task.load_dataset(subset)
         except Exception as error:
-            reason = _unreadable(subset, folder, error)
+            reason = (
+                f"the subset {subset!r} of {folder} cannot be read ({first_line(error)}): check --dataset-impl "
+                "and the other data options, or run fairseq-preprocess again"
+            )
             if isinstance(error, FileNotFoundError) and not files:
                 reason = (
                     f"there is no subset {subset!r} in {folder}: choose another with --gen-subset, or with "
@@ -330,24 +302,11 @@ def _silent_destructors() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _unreadable(subset: str, folder: str, error: Exception) -> str:
-    return (
-        f"the subset {subset!r} of {folder} cannot be read ({first_line(error)}): check --dataset-impl "
-        "and the other data options, or run fairseq-preprocess again"
-    )
-
-
-def _empty(subset: str, folder: str) -> str:
-    return f"the subset {subset!r} of {folder} is empty: choose another with --gen-subset"
-
-
 def _batches(args: Namespace, task: Any, dataset: Any, model: Any) -> Iterator[Sample]:
-    if args.max_tokens is None and args.batch_size is None:
-        args.max_tokens = 4000
     task.dataset_to_epoch_iter.pop(dataset, None)  # the batches of a model with other positions, which fairseq keeps
     iterator = task.get_batch_iterator(
         dataset,
-        max_tokens=args.max_tokens,
+        max_tokens=4000 if args.max_tokens is None and args.batch_size is None else args.max_tokens,
         max_sentences=args.batch_size,
         max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
         ignore_invalid_inputs=args.skip_invalid_size_inputs_valid_test,
@@ -362,6 +321,6 @@ def _batches(args: Namespace, task: Any, dataset: Any, model: Any) -> Iterator[S
 
 
 def check_target(corpus: Corpus, what: str) -> None:
-    """Raises ValueError if the corpus has no target side."""
+    """Raise ValueError if the corpus has no target side."""
     if any(sample.get("target") is None for sample in corpus.batches):
         raise ValueError(f"the subset {corpus.subset!r} has no target side, which {what} needs: choose another subset")

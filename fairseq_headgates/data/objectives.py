@@ -68,9 +68,6 @@ class Objective:
         """Return the folders that hold the subsets of the data."""
         return [Path(data)]
 
-    def check(self, sample: Sample, subset: str) -> None:
-        """Raise ValueError for a batch that is not one of the task."""
-
     def check_relevance(self) -> None:
         """Raise ValueError if there is no relevance for what the model predicts."""
 
@@ -153,20 +150,12 @@ class FromLogits(Objective):
 
 
 class MaskedTokens(FromLogits):
-    """Prediction of masked tokens: the pre-training of RoBERTa (Liu et al. 2019).
-
-    Raises:
-        ValueError: for options with which other tokens are predicted, or the inputs of another model are read
-    """
+    """Prediction of masked tokens: the pre-training of RoBERTa (Liu et al. 2019)."""
 
     metrics = ("nll", "ppl")
     stacks = ("encoder",)
     unit = "masked token"
     signed = (*BLOCK, "mask_prob", "leave_unmasked_prob", "random_token_prob", "seed")
-
-    def __init__(self, task: Any):
-        super().__init__(task)
-        _refuse(task.cfg, d2v2_multi="leave it out", skip_masking="leave it out")
 
     def check_relevance(self) -> None:
         """Raise ValueError: masked tokens have none."""
@@ -202,16 +191,8 @@ class Classes(FromLogits):
     def __init__(self, task: Any):
         super().__init__(task)
         hint = "choose heads by their gates (headgates prune), or measure masked tokens (DATA/input0 --task masked_lm)"
-        _refuse(task.cfg, d2v2_multi="leave it out", regression_target=f"only classifiers are measured; {hint}")
+        _refuse(task.cfg, regression_target=f"only classifiers are measured; {hint}")
         self.classification_head = task.cfg.classification_head_name
-
-    def check(self, sample: Sample, subset: str) -> None:
-        """Raise ValueError unless every sentence of a batch has one label."""
-        target = sample.get("target")
-        if target is not None and target.numel() != len(sample["id"]):
-            raise ValueError(
-                f"the subset {subset!r} has sentences without exactly one label: binarise the labels again"
-            )
 
     def signature(self) -> dict[str, str]:
         """Return the name of the classification head."""

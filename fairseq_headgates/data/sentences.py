@@ -35,21 +35,22 @@ def symbols_of(sample: Sample, task: Any) -> dict[str, tuple[list[str], list[str
 
 def read_sentences(args: Namespace, task: Any, model: nn.Module, lines: Sequence[int]) -> Iterator[Sample]:
     """Return sentences of --gen-subset, blocks of a language model, as samples, by numbers from 1. Raise ValueError."""
-    dataset, one_stack = load_dataset(args, task, model), len(stacks_of(model)) == 1
+    dataset, one_stack = load_dataset(args, task, model, args.gen_subset), len(stacks_of(model)) == 1
     for line in lines:
         if not 1 <= line <= len(dataset):
             raise ValueError(f"--lines has {line}: {args.gen_subset!r} has the sentences 1 to {len(dataset)}")
     for line in lines:
         if one_stack or _replaces_marks(task):  # the collater replaces them
             sample = dataset.collater([dataset[line - 1]])
-            check_tokens([sample], task, args)
+            check_tokens([sample], task, args.data, args.gen_subset)
             if one_stack:
                 _check_length(sample["net_input"]["src_tokens"][0], model.max_positions(), "text")  # type: ignore[operator]
             sample["net_input"].pop("blocks", None)  # without the memory of a line before, which is another block
             yield _placed(sample, model)
         else:
             source, target = (dataset[line - 1].get(side) for side in ("source", "target"))
-            check_tokens([{"net_input": {"src_tokens": source}, "target": target}], task, args)
+            pair = {"net_input": {"src_tokens": source}, "target": target}
+            check_tokens([pair], task, args.data, args.gen_subset)
             yield _sample(args, task, model, source, target)
 
 
@@ -80,7 +81,6 @@ def _tokens(task: Any, text: str, side: str) -> Tensor:
     """Return the tokens of one side of a sentence; in a multilingual task, after the token of a language."""
     dictionary = getattr(task, f"{side}_dictionary")
     tokens = dictionary.encode_line(text, add_if_not_exist=False).long()
-    _refuse_padding(tokens, dictionary.pad())
     if not hasattr(task, "data_manager"):
         return tokens
     manager, (source_mark, target_mark) = task.data_manager, task.args.langtoks["main"]
@@ -93,7 +93,10 @@ def _tokens(task: Any, text: str, side: str) -> Tensor:
 def _sample(args: Namespace, task: Any, model: Any, source: Tensor, target: Tensor | None) -> Sample:
     """Return a sentence as a sample; without a target, with the translation of the model."""
     _check_length(source, model.max_positions()[0], "source")
-    target = _translation(args, task, model, source) if target is None else target
+    if target is None:
+        sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
+        with beam_search(model, Corpus(task, [], args=args)) as generator, torch.no_grad():
+            target = task.inference_step(generator, [model], _placed(sample, model))[0][0]["tokens"].cpu()
     _check_length(target, model.max_positions()[1], "target")
     dictionaries = task.source_dictionary, task.target_dictionary
     pair = LanguagePairDataset([source], [len(source)], dictionaries[0], [target], [len(target)], dictionaries[1])
@@ -113,25 +116,13 @@ def _text_sample(task: Any, model: Any, line: str) -> Sample:
             ids.append(task.cfg.separator_token)
         ids += dictionary.encode_line(text, add_if_not_exist=False, append_eos=encoder).tolist()
     tokens = torch.tensor(ids)
-    _refuse_padding(tokens, dictionary.pad())
     _check_length(tokens, model.max_positions(), "text")
     return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
-
-
-def _refuse_padding(tokens: Tensor, pad: int) -> None:
-    if tokens.eq(pad).any():
-        raise ValueError("the text has the symbol of padding, <pad>: leave it out")
 
 
 def _check_length(tokens: Tensor, longest: int, side: str) -> None:
     if len(tokens) > longest:
         raise ValueError(f"the {side} of a sentence has {len(tokens)} tokens: the model allows {longest}")
-
-
-def _translation(args: Namespace, task: Any, model: Any, source: Tensor) -> Tensor:
-    sample = {"net_input": {"src_tokens": source[None], "src_lengths": torch.tensor([len(source)])}}
-    with beam_search(model, Corpus(task, [], args=args)) as generator, torch.no_grad():
-        return task.inference_step(generator, [model], _placed(sample, model))[0][0]["tokens"].cpu()
 
 
 def _placed(sample: Sample, model: nn.Module) -> Sample:

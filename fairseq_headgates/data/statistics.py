@@ -49,13 +49,12 @@ def paired_bootstrap(
     [(name, signature)] = signatures.items()
     results: list[Any] = list(found[name])
     first, *rest = results
-    return [Difference(float(each.score - first.score), _p_value(each, first), signature.format()) for each in rest]
-
-
-def _p_value(other: Any, control: Any) -> float | None:
-    if other.score == control.score:
-        return 1.0
-    return float(other.p_value) if control.ci > 0 or other.ci > 0 else None
+    differences = []
+    for each in rest:
+        p = float(each.p_value) if first.ci > 0 or each.ci > 0 else None
+        p = 1.0 if each.score == first.score else p
+        differences.append(Difference(float(each.score - first.score), p, signature.format()))
+    return differences
 
 
 @contextmanager

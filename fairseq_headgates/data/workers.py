@@ -14,15 +14,13 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fairseq_headgates.messages import first_line
-
 PATIENCE = 3.0  # seconds that a worker waits for the others before it says so
 
 
 def join_workers(args: Namespace) -> None:
     """Initialise torch.distributed if there are several workers, by `torchrun` or fairseq's --distributed-* options.
 
-    Afterwards `args` holds the rank and the world size. Raise ValueError if the rendezvous address is missing or wrong.
+    Afterwards `args` holds the rank and the world size. Raise ValueError if the rendezvous address is missing.
     """
     if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         args.distributed_init_method = "env://"
@@ -46,23 +44,9 @@ def join_workers(args: Namespace) -> None:
     if on_gpu:
         torch.cuda.set_device(args.device_id)
     if not torch.distributed.is_initialized():
-        _start(args, args.distributed_backend if on_gpu else "gloo")
-
-
-def _start(args: Namespace, backend: str) -> None:
-    try:
+        backend = args.distributed_backend if on_gpu else "gloo"
         with _waiting(args):
-            torch.distributed.init_process_group(
-                backend,
-                init_method=args.distributed_init_method,
-                world_size=args.distributed_world_size,
-                rank=args.distributed_rank,
-            )
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"the rendezvous failed at --distributed-init-method {args.distributed_init_method} "
-            f"({first_line(error)}): use tcp://HOST:PORT with a free port of the first worker's machine"
-        ) from None
+            torch.distributed.init_process_group(backend, args.distributed_init_method, world_size=size, rank=rank)
 
 
 @contextmanager
@@ -110,9 +94,5 @@ def gather(found: dict) -> dict:
 
 
 def device_of(args: Namespace) -> torch.device:
-    """Return the device of fairseq's options. Raise ValueError for a GPU that does not exist."""
-    if args.cpu or not torch.cuda.is_available():
-        return torch.device("cpu")
-    if not 0 <= args.device_id < torch.cuda.device_count():
-        raise ValueError(f"--device-id is {args.device_id}: it must be from 0 to {torch.cuda.device_count() - 1}")
-    return torch.device("cuda", args.device_id)
+    """Return the device of fairseq's options."""
+    return torch.device("cpu" if args.cpu or not torch.cuda.is_available() else f"cuda:{args.device_id}")

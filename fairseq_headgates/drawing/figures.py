@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from math import isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.drawing.panels import curve_panels, row_of
@@ -56,9 +56,11 @@ def heat_maps(tables: Sequence[HeadTable], limits: tuple[float, float] | None = 
         low, high = limits or (min(values), max(values))
         for axes, attention_type in zip(line, types, strict=True):
             if attention_type in table.layers:
-                mesh = _cells(axes, table.layers[attention_type], low, high)
+                rows = table.layers[attention_type]
+                width = max(map(len, rows))
+                below = inf if max(width, len(rows)) <= LARGEST_WITH_VALUES else -inf
+                mesh = _cells(axes, rows, width, (low, high), "viridis", below)
                 axes.set(title=attention_type, xlabel="head", ylabel="layer")
-                axes.invert_yaxis()
             else:
                 axes.set_axis_off()
         figure.colorbar(mesh, ax=list(line), label=table.name)
@@ -87,39 +89,41 @@ def kept_heads(gates: Mapping[str, HeadTable]) -> Figure:
     for (name, table), line in zip(gates.items(), grid, strict=True):
         line[0].set_title(escaped(name), loc="left", fontsize="medium", fontweight="bold")
         for axes, each in zip(line, types, strict=True):
-            rows = [[*row, *[float("nan")] * (widest[each] - len(row))] for row in table.layers.get(each, [])]
-            if not rows:
+            if rows := table.layers.get(each):
+                _cells(axes, rows, widest[each], (0, 1.6), "Blues", 1)
+                axes.set_aspect("equal", anchor="NW")
+                axes.set(facecolor="gainsboro", xlabel=f"{each}, head", ylabel="layer")
+                axes.tick_params(labelsize="x-small")
+                axes.spines[:].set_visible(False)
+            else:
                 axes.set_axis_off()
-                continue
-            axes.pcolormesh(rows, vmin=0, vmax=1.6, cmap="Blues", edgecolors="white", linewidth=1)
-            axes.set_aspect("equal", anchor="NW")
-            axes.set_xticks([i + 0.5 for i in range(widest[each])], map(str, range(widest[each])), fontsize="x-small")
-            axes.set_yticks([i + 0.5 for i in range(len(rows))], map(str, range(len(rows))), fontsize="x-small")
-            axes.set(facecolor="gainsboro", xlabel=f"{each}, head", ylabel="layer")
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            axes.invert_yaxis()
-            for layer, head, value in ((i, j, value) for i, row in enumerate(rows) for j, value in enumerate(row)):
-                if value < 1:
-                    axes.text(head + 0.5, layer + 0.5, short(value), fontsize=7, ha="center", va="center")
     return figure
 
 
-def _cells(axes: Axes, rows: Sequence[Sequence[float]], low: float, high: float) -> Any:
-    """Draw a rectangle for every number, with its value if there is room."""
-    width = max(len(row) for row in rows)
+def _cells(
+    axes: Axes,
+    rows: Sequence[Sequence[float]],
+    width: int,
+    limits: tuple[float, float],
+    colours: str,
+    below: float,
+) -> Any:
+    """Draw a rectangle for every number, none for NaN, the first row on top. Numbers `below` this are written in it."""
+    from numpy import array
+
     padded = [[*row, *[float("nan")] * (width - len(row))] for row in rows]
-    mesh = axes.pcolormesh(padded, vmin=low, vmax=high, cmap="viridis", edgecolors="white", linewidth=0.5)
+    mesh = axes.pcolormesh(padded, vmin=limits[0], vmax=limits[1], cmap=colours, edgecolors="white", linewidth=0.5)
     axes.set_xticks([i + 0.5 for i in range(width)], map(str, range(width)))
     axes.set_yticks([i + 0.5 for i in range(len(rows))], map(str, range(len(rows))))
     axes.tick_params(length=0)
-    if max(width, len(rows)) <= LARGEST_WITH_VALUES:
-        for layer, row in enumerate(rows):
-            for head, value in enumerate(row):
-                if not isnan(value):
-                    dark = (value - low) < 0.6 * (high - low)
-                    style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
-                    axes.text(head + 0.5, layer + 0.5, short(value), fontsize=7, **style)
+    axes.invert_yaxis()
+    rgba = mesh.to_rgba(array(padded))
+    for layer, row in enumerate(rows):
+        for head, value in enumerate(row):
+            if value < below:
+                red, green, blue, _ = rgba[layer, head]
+                colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+                axes.text(head + 0.5, layer + 0.5, short(value), fontsize=7, ha="center", va="center", color=colour)
     return mesh
 
 

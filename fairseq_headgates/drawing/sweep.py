@@ -74,19 +74,15 @@ def kept_panels(models: Sequence[Mapping[str, Any]], name: str) -> list[Panel]:
         name: what the models have in common
     """
     totals = [model["heads"]["total"] for model in models]
+    types = [each for each in TYPES if each in models[0]["layers"]]
+    plots = {"heads kept by type": {each: [model["heads"][each] for model in models] for each in types}}
+    plots |= {f"{each}, heads kept by layer": _by_layer(models, each) for each in types}
     panels = []
-    for title, groups in _groups(models).items():
+    for title, groups in plots.items():
         points = {label: [*zip(totals, kept, strict=True)] for label, kept in groups.items()}
         draw = partial(draw_lines, lines=points, x="total heads kept", y="heads kept", counts=True)
         panels.append(Panel(f"{title} ({name})", draw))
     return panels
-
-
-def _groups(models: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Return {title of a plot: {label: heads kept by each model}}: of each type, and of each layer of a type."""
-    types = [each for each in TYPES if each in models[0]["layers"]]
-    by_type = {"heads kept by type": {each: [model["heads"][each] for model in models] for each in types}}
-    return by_type | {f"{each}, heads kept by layer": _by_layer(models, each) for each in types}
 
 
 def _by_layer(models: Sequence[Mapping[str, Any]], attention_type: str) -> dict[str, list[float]]:

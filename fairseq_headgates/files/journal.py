@@ -55,15 +55,9 @@ class ResumeJournal:
         """Return the stored result of `key`, or call `compute` and store its result."""
         if key not in self.results:
             self.results[key] = compute()
-            try:
-                if self.path and self.writes:
-                    with self.path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps([key, self.results[key]]) + "\n")
-            except OSError as error:
-                raise ValueError(
-                    f"cannot add a result to {self.path} ({error.strerror}): free disk space, then run the same "
-                    "command again, which resumes from there"
-                ) from None
+            if self.path and self.writes:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([key, self.results[key]]) + "\n")
         return self.results[key]
 
     def discard(self) -> None:

@@ -8,13 +8,12 @@ import os
 import stat
 import sys
 import zlib
-from typing import IO, Any
+from typing import Any
 
 from fairseq_headgates.messages import first_line, quoted
 
 MARK = "\ufeff"  # byte order mark
 LARGEST_TEXT = 64 * 2**20  # bytes of a file that is read whole: thousands of times what the masks of a large model need
-LONGEST_SYMBOL = 10_000  # characters of a symbol of a dictionary
 OTHER_ENCODINGS = {  # by the byte order mark; UTF-32 begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -38,27 +37,16 @@ def read_text(path: str, what: str, hint: str, largest: int = LARGEST_TEXT) -> s
         ValueError: if the file cannot be read, or is not UTF-8
     """
     try:
-        _check_regular(path, largest)
-        with _open(path) as file:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is not a regular file")
+        with gzip.open(path) if str(path).endswith(".gz") else open(path, "rb") as file:
             data = file.read(largest + 1)
         if len(data) > largest:
-            raise ValueError(f"it has more than {largest:,} bytes when decompressed")
+            raise ValueError(f"it has more than {largest:,} bytes")
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise ValueError(f"cannot read {what} {quoted(path)} ({reason}): {hint}") from None
     return decode(data, f"{what} {quoted(path)}")
-
-
-def _open(path: str) -> IO[bytes]:
-    return gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
-
-
-def _check_regular(path: str, largest: int) -> None:
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(f"it is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
-    if found.st_size > largest:
-        raise ValueError(f"it has {found.st_size:,} bytes; the limit is {largest:,}")
 
 
 def read_standard_input() -> str:
@@ -76,7 +64,9 @@ def decode(data: bytes, name: str) -> str:
     Raises:
         ValueError: for another encoding, with the command that converts it
     """
-    check_mark(data, name)
+    for mark, encoding in OTHER_ENCODINGS.items():
+        if data.startswith(mark):
+            raise ValueError(f"{name} is {encoding}: convert it with iconv -f {encoding} -t utf8")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -92,23 +82,8 @@ def lines_of(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def check_mark(data: bytes, name: str) -> None:
-    """Raise ValueError if a text begins with the byte order mark of another encoding than UTF-8."""
-    for mark, encoding in OTHER_ENCODINGS.items():
-        if data.startswith(mark):
-            raise ValueError(f"{name} is {encoding}: convert it with iconv -f {encoding} -t utf8")
-
-
 def check_dictionary(dictionary: Any) -> None:
-    """Remove a byte order mark, which fairseq reads as a part of the first symbol of a dictionary's file.
-
-    Raise ValueError for a symbol that is too long to be drawn, or to be compared by chrF.
-    """
-    longest = max(map(len, dictionary.symbols), default=0) if dictionary is not None else 0
-    if longest > LONGEST_SYMBOL:
-        raise ValueError(
-            f"a symbol of the dictionary has {longest:,} characters: at most {LONGEST_SYMBOL:,} are allowed"
-        )
+    """Remove a byte order mark, which fairseq reads as a part of the first symbol of a dictionary's file."""
     if dictionary is not None and len(dictionary) > dictionary.nspecial:
         symbol = dictionary.symbols[dictionary.nspecial]
         plain = symbol.removeprefix(MARK)

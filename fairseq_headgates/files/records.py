@@ -30,23 +30,11 @@ def _finite(value: Any) -> Any:
 
 
 def parse_json(text: str, name: str, hint: str) -> Any:
-    """Parse JSON in which no object has a key twice, and all numbers are finite in double precision.
-
-    Raise ValueError, in one line with a name and a hint.
-    """
-    numbers: dict[str, Any] = {"parse_int": _number, "parse_float": _number, "parse_constant": _number}
+    """Parse JSON in which no object has a key twice. Raise ValueError, in one line with a name and a hint."""
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats, **numbers)
+        return json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON ({error}): {hint}") from None
-
-
-def _number(text: str) -> float:
-    """Return a number, as an int if it has neither a point nor an exponent."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"it holds {quoted(text)}, which is not finite")
-    return int(text) if text.lstrip("-").isdecimal() else number
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -63,9 +51,7 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def read_records(kind: Any, content: object, name: str, hint: str) -> list[Any]:
-    """Convert a JSON object, or the objects of a list that is not empty; see `read_record`."""
-    if content == []:
-        raise ValueError(f"{name} is an empty list: {hint}")
+    """Convert a JSON object, or the objects of a list; see `read_record`."""
     return [read_record(kind, each, name, hint) for each in (content if isinstance(content, list) else [content])]
 
 
@@ -74,7 +60,7 @@ def read_record(kind: Any, value: object, name: str, hint: str) -> Any:
 
     These are dataclasses, `list`, `tuple`, `dict`, `Literal`, `str` (with escapes for control characters), `int` (from
     0 to `LARGEST`), `float` (finite), `X | None` (null or missing), and `Any` (unchanged). Members of an object without
-    a field are ignored. `__post_init__` of a dataclass raises ValueError if its fields do not fit together.
+    a field are ignored.
 
     Raises:
         ValueError: with `name`, the place in the JSON, its rule, and `hint`
@@ -92,7 +78,12 @@ def _read(kind: Any, value: Any, place: tuple[str, ...]) -> Any:
     if origin in (Union, UnionType):
         return None if value is None else _read(inner[0], value, place)
     if is_dataclass(kind) and isinstance(value, dict):
-        return _read_object(kind, value, place)
+        fields = {}
+        for name, each in get_type_hints(kind, include_extras=True).items():
+            if name not in value and NoneType not in get_args(each):
+                _refuse(place, f"has no {name}")
+            fields[name] = _read(each, value.get(name), (*place, name))
+        return origin(**fields)
     if origin is dict and isinstance(value, dict):
         keys = [_read(inner[0], key, (*place, "key")) for key in value]
         return {key: _read(inner[1], each, (*place, key)) for key, each in zip(keys, value.values(), strict=True)}
@@ -109,18 +100,6 @@ def _read(kind: Any, value: Any, place: tuple[str, ...]) -> Any:
     if origin is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     _refuse(place, f"must be {_rule(origin, inner)}, not {quoted(value)}")
-
-
-def _read_object(kind: Any, value: dict[str, Any], place: tuple[str, ...]) -> Any:
-    members = {}
-    for name, inner in get_type_hints(kind, include_extras=True).items():
-        if name not in value and NoneType not in get_args(inner):
-            _refuse(place, f"has no {name}")
-        members[name] = _read(inner, value.get(name), (*place, name))
-    try:
-        return kind(**members)
-    except ValueError as error:
-        _refuse(place, str(error))
 
 
 def _rule(origin: Any, inner: tuple[Any, ...]) -> str:

@@ -9,7 +9,6 @@ The name of every output is logged, which the command prints.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
@@ -20,34 +19,11 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".zip", ".7z")  # ends of names
-
 
 def refuse_standard_output(path: str | os.PathLike[str]) -> None:
     """Raise ValueError for `-`, which elsewhere means standard output."""
     if path == "-":
         raise ValueError("the output is '-', but it cannot be standard output: give a path (./- if its name is -)")
-
-
-def refuse_existing(path: str | os.PathLike[str], force: bool) -> None:
-    """Raise ValueError if `path` exists, unless it is a regular file and `force` is set."""
-    if not os.path.exists(path):
-        return
-    if not os.path.isfile(path):
-        raise ValueError(f"{path} exists and is not a file: choose another name")
-    if _is_printed_to(path):
-        raise ValueError(f"{path} is the standard output or error of this command: choose another name")
-    if not force:
-        raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
-
-
-def _is_printed_to(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is standard output or standard error of this process."""
-    for stream in (1, 2):
-        with suppress(OSError):
-            if os.path.samestat(os.stat(path), os.fstat(stream)):
-                return True
-    return False
 
 
 def check_writable(path: str | os.PathLike[str], force: bool = False) -> None:
@@ -82,19 +58,14 @@ def replacing(path: str | os.PathLike[str], force: bool = False, level: int = lo
 
 @contextmanager
 def _in_one_line(path: str | os.PathLike[str], force: bool) -> Iterator[Path]:
-    """Within the context, yield `path` or the target of a link, and turn errors of the system into ValueError.
-
-    Refuse names of compressed files: what is written is not compressed, and is then read as if it were.
-    """
+    """Within the context, yield `path` or the target of a link, and turn errors of the system into ValueError."""
     refuse_standard_output(path)
-    if (end := os.path.splitext(path)[1].lower()) in COMPRESSED:
-        raise ValueError(f"{path} ends in {end}, but outputs are not compressed: leave out {end}")
-    refuse_existing(path, force)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} exists and is not a file: choose another name")
+    if os.path.exists(path) and not force:
+        raise ValueError(f"{path} exists: choose another name, or pass --force to overwrite it")
     try:
-        target = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
-        if os.path.islink(target):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        yield target
+        yield Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     except OSError as error:
         raise ValueError(f"cannot write {path} ({error.strerror}): choose another place") from None
 
@@ -114,10 +85,7 @@ def part_of(target: Path, folder: bool = False) -> Iterator[Path]:
     It is removed afterwards, unless it was renamed. Raise OSError.
     """
     part = _beside(target, "part")
-    if folder:
-        part.mkdir()
-    else:
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    part.mkdir() if folder else part.touch(exist_ok=False)
     try:
         yield part
     finally:

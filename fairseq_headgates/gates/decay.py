@@ -48,7 +48,8 @@ class DecayExclusion:
     def begin(self, optimizer: Optimizer, held: list[Tensor], undo: ExitStack) -> None:
         """Exclude the parameters from steps of `optimizer`, which has parameters `held`, until `undo` is closed."""
         trained: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        if _are_copies(held, trained):  # in the order of the parameters
+        same = [copy.shape for copy in held] == [parameter.shape for parameter in trained]
+        if same and held and held[0].dtype == torch.float32 != trained[0].dtype:  # copies, in the same order
             pairs = zip(held, trained, strict=True)
             self.excluded.update({id(copy): copy for copy, parameter in pairs if id(parameter) in self.excluded})
         decays = any(group.get("weight_decay") for group in optimizer.param_groups)
@@ -66,11 +67,6 @@ class DecayExclusion:
                 optimizer.param_groups.append({**group, "params": excluded, "weight_decay": 0.0})
                 undo.callback(group.update, params=whole)
                 undo.callback(optimizer.param_groups.pop)
-
-
-def _are_copies(held: list[Tensor], trained: list[Tensor]) -> bool:
-    same = [copy.shape for copy in held] == [parameter.shape for parameter in trained]
-    return same and bool(held) and held[0].dtype == torch.float32 != trained[0].dtype
 
 
 @torch.no_grad()

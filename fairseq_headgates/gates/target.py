@@ -69,17 +69,12 @@ def parse_target(text: str) -> Target | None:
         attention_type, equals, number = part.rpartition("=")
         attention_type = attention_type.strip()
         mixed = bool(numbers) and (ALL in numbers or not attention_type)
-        if bool(equals) != bool(attention_type) or attention_type in numbers or mixed:
+        try:
+            value = parse_count(number)
+        except ValueError:
+            value = math.nan
+        valid = value >= 0 and (isinstance(value, int) or value <= 1)
+        if not valid or bool(equals) != bool(attention_type) or attention_type in numbers or mixed:
             raise ValueError(f"the target is {quoted(text)}: it must be {FORMS}")
-        numbers[attention_type] = _number(number, text)
+        numbers[attention_type] = value
     return Target(tuple(numbers.items()))
-
-
-def _number(number: str, text: str) -> int | float:
-    try:
-        value = parse_count(number)
-    except ValueError:
-        value = math.nan
-    if not value >= 0 or (isinstance(value, float) and value > 1):
-        raise ValueError(f"the target is {quoted(text)}: it must be {FORMS}")
-    return value

@@ -37,10 +37,6 @@ class _Scores:
     signature: str | None
     scores: dict[AttentionType, list[list[float | None]]]
 
-    def __post_init__(self) -> None:
-        if not all(self.scores.values()) or not self.scores:
-            raise ValueError("has no scores, or a type without layers")
-
 
 def parse_mask(text: str) -> HeadTable:
     """Read a mask from inline JSON, or from a JSON file.
@@ -70,19 +66,13 @@ def as_mask(mask: Mask) -> HeadTable:
             tensors), inline JSON, or the path of a mask file
 
     Raises:
-        TypeError: if `mask` has another type
         ValueError: if the mask cannot be used; see `parse_mask`
     """
     if isinstance(mask, HeadTable):
         return mask
     if isinstance(mask, Mapping):
         return _mask("the mask", {key: _lists(value) for key, value in mask.items()})
-    if isinstance(mask, (str, os.PathLike)):
-        return parse_mask(os.fspath(mask))
-    raise TypeError(
-        f"a mask cannot be of type {type(mask).__name__}: give a HeadTable, a dict like "
-        '{"enc-self": [[1, 0, 1, 1], ...]}, the path of a mask file, or the same JSON as text'
-    )
+    return parse_mask(os.fspath(mask))
 
 
 def _lists(value: Any) -> Any:
@@ -95,8 +85,6 @@ def _mask(where: str, data: Any) -> HeadTable:
     header = read_record(_MaskHeader, data, where, MASK_HINT)
     rows = {key: value for key, value in data.items() if key not in ("format", "signature")}
     mask = read_record(dict[AttentionType, list[list[Literal[1, 0]]]], rows, where, MASK_HINT)
-    if not mask or not all(mask.values()):
-        raise ValueError(f"{where} names no attention type, or one without layers: {MASK_HINT}")
     return HeadTable(mask, name="alive", signature=header.signature or "")
 
 
@@ -149,13 +137,19 @@ def scores_of(content: object, path: str) -> list[HeadTable]:
 
 def scores_to_json(tables: Sequence[HeadTable]) -> str:
     """Return the text of a score file, one layer per line: an object for one table, a list for several."""
-    objects = [_object(t, {"format": SCORE_FORMAT, "method": t.name, "signature": t.signature}) for t in tables]
+    objects = [
+        _object(
+            {"format": SCORE_FORMAT, "method": table.name, "signature": table.signature},
+            '  "scores": {\n' + _rows(table.rows(), "    ") + "\n  }",
+        )
+        for table in tables
+    ]
     return (objects[0] if len(objects) == 1 else "[\n" + ",\n".join(objects) + "\n]") + "\n"
 
 
-def _object(table: HeadTable, head: Mapping[str, str]) -> str:
+def _object(head: Mapping[str, str], rest: str) -> str:
     entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    return "{\n" + ",\n".join([*entries, '  "scores": {\n' + _rows(table.rows(), "    ") + "\n  }"]) + "\n}"
+    return "{\n" + ",\n".join([*entries, rest]) + "\n}"
 
 
 def _rows(values: Mapping[str, list], indent: str) -> str:
@@ -175,5 +169,4 @@ def mask_to_json(mask: HeadTable, one_line: bool = False) -> str:
         head["signature"] = mask.signature
     if one_line:
         return json.dumps({**head, **rows})
-    entries = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    return "{\n" + ",\n".join([*entries, _rows(rows, "  ")]) + "\n}\n"
+    return _object(head, _rows(rows, "  ")) + "\n"

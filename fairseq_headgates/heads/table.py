@@ -198,14 +198,12 @@ class HeadTable(Mapping[HeadId, float]):
 def parse_types(text: str | None) -> tuple[str, ...]:
     """Parse attention types: 'dec-enc,enc-self' -> ('enc-self', 'dec-enc').
 
-    Raise ValueError for an unknown or repeated type.
+    Raise ValueError for an unknown type.
     """
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in TYPES:
             raise ValueError(f"unknown attention type {quoted(name)}: choose from {', '.join(TYPES)}")
-        if names.count(name) > 1:
-            raise ValueError(f"attention type {name!r} is named twice: name each type once")
     return tuple(attention_type for attention_type in TYPES if attention_type in names)
 
 

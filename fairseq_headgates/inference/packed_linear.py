@@ -264,6 +264,24 @@ def usable_dtype(model: nn.Module, dtype: str) -> str:
     return "float32" if obstacle else dtype
 
 
+def is_int8(model: Any) -> bool:
+    """Return whether a model is set to compute in 8 bits (--inference-dtype int8)."""
+    return getattr(model, "inference_dtype", "float32") == "int8"
+
+
+def set_precision(model: Any, chosen: str | None) -> bool:
+    """Set the precision of inference of a model, one of `DTYPES`, None for its own. Return whether it is int8.
+
+    Raise ValueError if int8 is chosen and not possible; log a warning if the model's own is not.
+    """
+    if chosen is not None:
+        model.inference_dtype = chosen
+        if is_int8(model) and (obstacle := int8_obstacle(model)):
+            raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
+    model.inference_dtype = usable_dtype(model, model.inference_dtype)
+    return is_int8(model)
+
+
 def pack_linears(model: nn.Module, dtype: str = "float32") -> None:
     """Replace the large linear layers of a model on a CPU by `PackedLinear`, in place, under the same names.
 

@@ -46,14 +46,12 @@ def agreement(a: HeadTable, b: HeadTable, types: Sequence[str] = (), top: int | 
         top: how many of the best heads to compare (default: a quarter)
 
     Raises:
-        ValueError: with every reason, if the tables have different heads
+        ValueError: if the tables have different heads
     """
     chosen = tuple(types) or common_types(a, b)
     check_comparable(a, b, chosen)
     values = zip(*([value for each in chosen for value in table.heads(each)] for table in (a, b)), strict=True)
     both = [pair for pair in values if not any(map(math.isnan, pair))]  # heads that are in both models
-    if not both:
-        raise ValueError(f"{a.name} and {b.name} have no head of {', '.join(chosen)} in common: choose other types")
     x, y = (list(column) for column in zip(*both, strict=True))
     k = max(1, len(x) // 4) if top is None else top
     if not 1 <= k <= len(x):
@@ -73,25 +71,19 @@ def common_types(a: HeadTable, b: HeadTable) -> tuple[str, ...]:
 
 
 def check_comparable(a: HeadTable, b: HeadTable, types: Sequence[str]) -> None:
-    """Raise ValueError, with every reason, unless both tables have the same heads of `types`."""
+    """Raise ValueError unless both tables have the same heads of `types`."""
     if not types:
         raise ValueError(
             f"{a.name} is of {', '.join(a.types)}, {b.name} of {', '.join(b.types)}: they have no attention type in "
             "common, choose files of the same types"
         )
-    reasons = [f"{t.name} has no {each}" for t in (a, b) for each in types if each not in t.layers]
-    for attention_type in types if not reasons else ():
-        shapes = [[len(row) for row in table.layers.get(attention_type, [])] for table in (a, b)]
-        if shapes[0] != shapes[1]:
-            reasons.append(f"{attention_type} has {' and '.join(_shape(shape) for shape in shapes)} heads")
-    if reasons:
-        raise ValueError(
-            f"{a.name} and {b.name} are of different heads: {'; '.join(reasons)}; choose files of one model"
-        )
-
-
-def _shape(rows: list[int]) -> str:
-    return f"{len(rows)} x {rows[0]}" if rows and len(set(rows)) == 1 else str(rows)
+    for each in types:
+        x, y = ([len(row) for row in table.layers.get(each, [])] for table in (a, b))
+        if x != y:
+            raise ValueError(
+                f"{a.name} and {b.name} are of different heads: {x} and {y} in the layers of {each}; choose files of "
+                "one model"
+            )
 
 
 def _scaled(values: list[float]) -> list[float]:
@@ -140,7 +132,7 @@ def overlap(a: HeadTable, b: HeadTable, types: Sequence[str] = ()) -> Overlap:
         types: attention types to compare (default: those of both masks)
 
     Raises:
-        ValueError: with every reason, if the masks are of different heads
+        ValueError: if the masks are of different heads
     """
     chosen = tuple(types) or common_types(a, b)
     check_comparable(a, b, chosen)

@@ -28,10 +28,10 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.workers import all_reduce
 from fairseq_headgates.heads import HeadTable
-from fairseq_headgates.messages import check_finite, quoted
+from fairseq_headgates.messages import check_finite
 from fairseq_headgates.scores.ablation import ablation_losses
 from fairseq_headgates.scores.derivatives import differentiable, gradients
-from fairseq_headgates.scores.options import GRADIENT_UNITS, NORMS, SCORES, ScoreOptions
+from fairseq_headgates.scores.options import SCORES, ScoreOptions
 from fairseq_headgates.scores.relevance.explaining import head_relevance
 
 
@@ -52,10 +52,8 @@ def score(
         A score for every head, NaN for removed heads
 
     Raises:
-        ValueError: for an unknown method, or if scores are not finite
+        ValueError: if scores are not finite
     """
-    if method not in SCORES:
-        raise ValueError(f"unknown method {quoted(method)}: choose from {', '.join(SCORES)}")
     corpus = Corpus(task, batches)
     use_head_attention(model)
     with evaluating(model):
@@ -86,16 +84,13 @@ def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadT
 
     with torch.no_grad(), hooked(model, see, weights=True):
         for sample in options.progress(corpus.batches):
-            words = _words(sample["net_input"], corpus)
+            net_input = sample["net_input"]
+            source = corpus.words(net_input["src_tokens"], "source")
+            target = corpus.words(net_input.get("prev_output_tokens", net_input["src_tokens"]), "target")
+            # Keys [B, S] and queries [B, T] of each attention type
+            words = {"enc-self": (source, source), "dec-self": (target, target), "dec-enc": (source, target)}
             outputs(model, sample)
     return sums.means()
-
-
-def _words(net_input: Mapping[str, Tensor], corpus: Corpus) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return which keys [B, S] and queries [B, T] of each attention type are words; see `Corpus.words`."""
-    source = corpus.words(net_input["src_tokens"], "source")
-    target = corpus.words(net_input.get("prev_output_tokens", net_input["src_tokens"]), "target")
-    return {"enc-self": (source, source), "dec-self": (target, target), "dec-enc": (source, target)}
 
 
 def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
@@ -104,13 +99,8 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
     The product is the derivative with respect to a gate on the head, so one backward pass gives it for all heads: with
     a gate per sentence, or (`gradient_unit` "token") per sentence and position, whose absolute values are averaged.
     """
-    if options.gradient_unit not in GRADIENT_UNITS:
-        raise ValueError(
-            f"unknown gradient unit {quoted(options.gradient_unit)}: choose from {', '.join(GRADIENT_UNITS)}"
-        )
-    if options.normalize not in NORMS:
-        raise ValueError(f"unknown normalisation {quoted(options.normalize)}: choose from {', '.join(NORMS)}")
-    per_token = options.gradient_unit == "token"
+    per_token = {"sentence": False, "token": True}[options.gradient_unit]
+    by_layer = {"none": False, "layer": True}[options.normalize]
     sums = _Sums(model)
     gates: dict[AttentionModule, Tensor] = {}
 
@@ -129,7 +119,7 @@ def gradient(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTab
             for module, gradient in zip(gates, gradients(losses, list(gates.values())), strict=True):
                 sums.add(module, gradient.abs().sum((0, 2, 3)), units[module.attention_type])
     means = sums.means()
-    return _normalized(means) if options.normalize == "layer" else means
+    return _normalized(means) if by_layer else means
 
 
 def _units(sample: Sample, corpus: Corpus, per_token: bool) -> dict[str, int]:

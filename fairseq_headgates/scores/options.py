@@ -102,13 +102,11 @@ class ScoreOptions:
 
 
 def parse_methods(text: str) -> list[str]:
-    """Parse a comma-separated list of scores, or "all". Raise ValueError for an unknown or repeated name."""
-    names = list(SCORES) if text == "all" else [name.strip() for name in text.split(",")]
+    """Parse a comma-separated list of scores, or "all". Raise ValueError for an unknown name."""
+    names = list(SCORES) if text == "all" else list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in SCORES:
             raise ValueError(f"unknown method {name!r}: choose from {', '.join(SCORES)}")
-        if names.count(name) > 1:
-            raise ValueError(f"the method {name!r} is named twice: name each method once")
     return names
 
 

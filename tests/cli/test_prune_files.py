@@ -15,7 +15,7 @@ from support.prune_command import score_file, write
 from fairseq_headgates import HeadTable
 from fairseq_headgates.attention.cuts import kept_mask
 from fairseq_headgates.checkpoints.saving import save_checkpoint
-from fairseq_headgates.files import check_writable, replacing, write_whole
+from fairseq_headgates.files import replacing
 from fairseq_headgates.heads import parse_scores
 
 
@@ -140,11 +140,3 @@ def test_a_file_is_written_atomically(tmp_path):
             temporary.write_text("half")
             raise error
     assert path.read_text() == "first" and names(tmp_path) == ["a"]
-
-
-@pytest.mark.parametrize("name", ["x.json.gz", "x.PT.BZ2"])
-def test_names_of_compressed_files_are_refused(name, tmp_path):
-    for writer in (check_writable, lambda path: write_whole(path, "text"), lambda path: save_checkpoint({}, path)):
-        with pytest.raises(ValueError, match=rf"{name} ends in \.\w+, but outputs are not compressed: leave out \."):
-            writer(str(tmp_path / name))
-    assert not names(tmp_path)

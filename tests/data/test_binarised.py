@@ -1,13 +1,11 @@
 """Files of binarised data: their names, languages, sizes and digest."""
 
-import os
-
 import numpy
 import pytest
 import torch
 from fairseq.data.indexed_dataset import IndexedDatasetBuilder, MMapIndexedDatasetBuilder
 
-from fairseq_headgates.data.binarised import check_sizes, digest, is_empty, language_pair, subset_files
+from fairseq_headgates.data.binarised import check_sizes, digest, language_pair, subset_files
 
 SENTENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2]]
 
@@ -49,14 +47,13 @@ def test_complete_data_is_accepted(kind, tmp_path):
     files = subset_files(str(tmp_path), "valid", ["de-en.de", "de-en.en"])
     assert [path.name.removeprefix("valid.de-en.") for path in files] == ["de.bin", "de.idx", "en.bin", "en.idx"]
     assert subset_files(str(tmp_path / "x"), "valid") == subset_files(str(tmp_path), "/nowhere/valid") == []
-    assert subset_files(str(tmp_path), "va\0lid") == [] and not is_empty(files)
+    assert subset_files(str(tmp_path), "va\0lid") == []
     assert subset_files("/nowhere", str(tmp_path / "valid"), ["de-en.de", "de-en.en"]) == files  # as fairseq joins them
 
 
 def test_an_empty_subset_is_accepted(tmp_path):
     build(tmp_path, sentences=[])
     check(tmp_path)
-    assert is_empty(subset_files(str(tmp_path), "valid"))
 
 
 @pytest.mark.parametrize("kind", ["mmap", "int64", "legacy"])
@@ -68,16 +65,12 @@ def test_data_of_another_size_is_refused(kind, tmp_path):
 
 
 def test_files_that_do_not_belong_together(tmp_path):
-    index, data = build(tmp_path)
+    _, data = build(tmp_path)
     build(tmp_path, name="valid.de-en.en", sentences=SENTENCES[:2])
     with pytest.raises(ValueError, match="numbers of sentences differ: 3 in valid.de-en.de.idx, 2 in valid.de-en.en"):
         check(tmp_path)
     data.unlink()
     with pytest.raises(FileNotFoundError, match="valid.de-en.de.bin"):
-        check(tmp_path)
-    index.unlink()
-    os.mkfifo(index)  # which a reader would wait for
-    with pytest.raises(ValueError, match="valid.de-en.de.idx is not a regular file"):
         check(tmp_path)
 
 

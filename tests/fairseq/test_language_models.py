@@ -208,12 +208,3 @@ def test_conversion_to_ctranslate2_needs_the_dictionary(language_model, run, toy
     assert_one_line_error(run("headgates", *command, code=2), ["there is no dictionary", "--data"])
     run("headgates", *command, "--data", toy_text)
     assert (tmp_path / "out" / "model.bin").is_file()
-
-
-def test_blocks_that_are_too_long_with_bos_are_refused(train_lm, run, toy_text, tmp_path):
-    """Learned positions end where fairseq-eval-lm, which does not count <s>, fails."""
-    train_lm(tmp_path, "--decoder-learned-pos", *PLUGIN, arch="transformer_lm", updates=1)
-    command = ["headgates", "ablate", toy_text, "--path", tmp_path / "checkpoint_last.pt", *READING, "--add-bos-token"]
-    run(*command, "--tokens-per-sample", 15)
-    done = run(*command, "--tokens-per-sample", 16, code=2)
-    assert_one_line_error(done, ["17 tokens with the <s> of --add-bos-token, but the model has 16 positions"])

@@ -1,15 +1,12 @@
 """Files and folders in the making, links, and what is not a file."""
 
 import logging
-import multiprocessing
 import os
 
 import pytest
 
 from fairseq_headgates.files import check_writable, part_of, replacing, write_whole
 from fairseq_headgates.files.journal import ResumeJournal
-
-FORK = multiprocessing.get_context("fork")  # faster than to import all anew
 
 
 def names(folder):
@@ -54,10 +51,9 @@ def test_a_link_is_kept_and_its_target_is_written(tmp_path):
     assert names(tmp_path / "folder") == ["x.json"] and names(tmp_path) == ["folder", "link.json"]
 
 
-@pytest.mark.parametrize("names_", ["no/such/x.json", "link.json"], ids=["into nowhere", "to itself"])
-def test_a_link_without_a_writable_target_is_refused(names_, tmp_path):
+def test_a_link_without_a_writable_target_is_refused(tmp_path):
     link = tmp_path / "link.json"
-    link.symlink_to(names_)
+    link.symlink_to("no/such/x.json")
     for force in (False, True):
         with pytest.raises(ValueError, match="cannot write .*link.json .*: choose another place"):
             write_whole(link, "new", force)
@@ -74,23 +70,3 @@ def test_a_link_to_a_pipe_or_folder_is_refused(tmp_path):
         with pytest.raises(ValueError, match="link exists and is not a file"), replacing(link, force=True):
             pytest.fail("it should not begin")
         link.unlink()
-
-
-def print_and_write(out, path):
-    os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT), 1)
-    os.write(1, b"first\n")
-    try:
-        write_whole(path, "x", force=True)
-    except ValueError as error:
-        os.write(1, str(error).encode())
-
-
-def test_the_file_behind_standard_output_is_not_replaced(tmp_path):
-    """`--out /dev/stdout > out.txt`: here by a link of its own, for a mistake must not cost the real one."""
-    (tmp_path / "link").symlink_to("/proc/self/fd/1")
-    process = FORK.Process(target=print_and_write, args=(tmp_path / "out.txt", tmp_path / "link"))
-    process.start()
-    process.join()
-    first, second = (tmp_path / "out.txt").read_text().splitlines()
-    assert first == "first" and second.endswith("is the standard output or error of this command: choose another name")
-    assert (tmp_path / "link").is_symlink()

@@ -24,10 +24,6 @@ class Outer:
     inner: dict[str, Inner]
     rest: list[Any]
 
-    def __post_init__(self):
-        if self.number != len(self.rest):
-            raise ValueError("does not have `number` members in its rest")
-
 
 GOOD = {
     "format": "x/1",
@@ -59,7 +55,6 @@ def test_objects_become_dataclasses():
         ({"number": -1}, "number must be a whole number from 0 to 2^63 - 1, not -1"),
         ({"number": 2**63}, "number must be a whole number from 0 to 2^63 - 1, not 9223372036854775808"),
         ({"number": True}, "number must be a whole number from 0 to 2^63 - 1, not True"),
-        ({"number": 2}, "it does not have `number` members in its rest"),
         ({"rows": {"c": []}}, "rows.key must be a or b, not 'c'"),
         ({"rows": {"a": [[1], [1, 2]]}}, "rows.a.1.1 must be 1 or 0, not 2"),
         ({"rows": {"a": [[True]]}}, "rows.a.0.0 must be 1 or 0, not True"),
@@ -83,7 +78,6 @@ def test_other_content_is_refused_with_its_place_and_rule(changes, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([], "x.json is an empty list: hint"),
         (7, "x.json: it must be an object, not 7: hint"),
         ([GOOD, "x"], "x.json: it must be an object, not 'x': hint"),
     ],
@@ -99,11 +93,7 @@ def test_a_file_has_an_object_or_a_list_of_objects(content, words):
     [
         ("", "Expecting value"),
         ("[" * 100_000, "recursion"),
-        ('{"a": 1' + "0" * 5000 + "}", "it holds '1000000"),
-        ('{"a": -1' + "0" * 400 + "}", "it holds '-100000"),
-        ('{"a": [1e308, -1e309]}', "it holds '-1e309', which is not finite"),
-        ('{"a": NaN}', "it holds 'NaN', which is not finite"),
-        ("-Infinity", "it holds '-Infinity', which is not finite"),
+        ('{"a": 1' + "0" * 5000 + "}", "Exceeds the limit"),
         ('{"a": [{"b": 1, "c": 2, "b": 1}]}', "it has the key 'b' twice in one object"),
     ],
 )

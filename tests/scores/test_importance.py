@@ -285,12 +285,3 @@ def test_scores_that_are_not_finite_are_refused():
             scores(model, method)
     with pytest.raises(ValueError, match="the loss is nan: it must be finite"):
         scores(model, "ablation")
-
-
-def test_unknown_methods_and_options_are_refused():
-    with pytest.raises(ValueError, match="unknown method 'attention': choose from confidence, gradient"):
-        scores(make_model(), "attention")
-    with pytest.raises(ValueError, match="unknown gradient unit 'batch'"):
-        scores(make_model(), "gradient", gradient_unit="batch")
-    with pytest.raises(ValueError, match="unknown normalisation 'l1'"):
-        scores(make_model(), "gradient", normalize="l1")

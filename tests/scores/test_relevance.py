@@ -191,13 +191,6 @@ def test_parts_of_an_explanation():
     assert source.equal(found.source) and target.equal(found.target)
 
 
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(
-        ValueError, match="'lrp': choose from story-of-heads, attn-constant, alpha1beta0, epsilon, attnlrp, alti$"
-    ):
-        explain(small(), make_batch(), "lrp")
-
-
 @pytest.mark.parametrize(
     ("options", "reasons"),
     [

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fairseq_headgates.attention.anatomy import layers_of
 from fairseq_headgates.attention.features import model_features
 from fairseq_headgates.attention.modules import evaluating, use_head_attention
-from fairseq_headgates.messages import quoted
 from fairseq_headgates.scores.relevance.alti import alti
 from fairseq_headgates.scores.relevance.attnlrp import attnlrp
 from fairseq_headgates.scores.relevance.predictions import Predictions, Relevance
@@ -97,10 +96,13 @@ def explain(
         positions: positions from 0 of the predictions to explain, by default all; the others have no relevance
 
     Raises:
-        ValueError: for an unknown method or, with every reason, for a model that is not supported
+        ValueError: with every reason, for a model that is not supported
         RuntimeError: if relevance is not finite
     """
-    chosen = _method(method)
+    if isinstance(method, str) and method in OTHERS:
+        chosen = OTHERS[method]
+    else:
+        chosen = partial(propagate, rule=RULES[method] if isinstance(method, str) else method)
     if method == "alti" and instead_of is not None:
         raise ValueError(
             "alti does not depend on what is predicted: choose another method for instead_of (--instead-of)"
@@ -122,16 +124,6 @@ def explain(
             (method if isinstance(method, Rule) else RULES[method]).rescale_eps,
         )
     return relevance
-
-
-def _method(method: str | Rule) -> Callable[[Any, Predictions], Relevance]:
-    if isinstance(method, Rule):
-        return partial(propagate, rule=method)
-    if method in OTHERS:
-        return OTHERS[method]
-    if method not in RULES:
-        raise ValueError(f"unknown rule {quoted(method)}: choose from {', '.join([*RULES, *OTHERS])}")
-    return partial(propagate, rule=RULES[method])
 
 
 def _check(model: Any, method: str | Rule) -> None:

@@ -44,7 +44,6 @@ def test_the_pruned_model_of_a_run_folder_is_shown(tmp_path, gated_checkpoint, h
         ("x.json", '[{"format": "headgates.curve/1"}, 1]', "has the format None"),
         ("x.json", '{"format": "headgates.curve/1", "points": []}', "IndexError"),
         ("x.json", '{"format": "headgates.evaluation/1", "signature": ""}', "it has no checkpoint"),
-        ("x.json", '{"format": "headgates.curve/1", "points": [NaN]}', "it holds 'NaN'"),
         ("x.json", ATTENTION, "enc-self does not have a row of weights for each"),
         ("x.pt", "PK\x03\x04 and more", "x.pt"),
     ],

@@ -125,7 +125,6 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
     [
         ({"models": []}, "sweep.json lacks values"),
         ({"models": [{**SWEEP["models"][1], "BLEU": []}]}, "sweep.json lacks values"),
-        ({"models": [{**SWEEP["models"][1], "BLEU": [1e308, 1e999]}]}, "it holds 'Infinity'"),
     ],
 )
 def test_incomplete_files_are_named(change, words, tmp_path, headgates):
