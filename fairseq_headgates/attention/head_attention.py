@@ -180,7 +180,7 @@ class HeadAttention(MultiheadAttention):
         counted = [head for head, factor in enumerate(scale.tolist()) if factor]
         return None if len(counted) == len(scale) else torch.tensor(counted, dtype=torch.long, device=scale.device)
 
-    def make_generation_fast_(self, inference_dtype: str = "float32", **kwargs: Any) -> None:
+    def make_generation_fast_(self, dtype: str = "float32", **kwargs: Any) -> None:
         """Prepare for inference: constant gates, and q, k and v of self-attention in one multiplication.
 
         fairseq's commands call it. Afterwards the model must not be trained. After changes of `parameter.data`, which
@@ -191,7 +191,7 @@ class HeadAttention(MultiheadAttention):
         self._counted_heads.forget()
         packed_linear.track_parameters(self)
         if self.self_attention and self.num_heads and self._in_proj is None:
-            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], inference_dtype)
+            self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], dtype)
 
     def _project_in(
         self, query: Tensor, key: Any, value: Any, encoder_cache: dict | None

@@ -22,6 +22,7 @@ from fairseq_headgates.attention.cuts import Pruned, as_state_dict, cut_copy, cu
 from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.heads import Mask, mask_to_json
+from fairseq_headgates.inference.packed_linear import TOO_SMALL, is_int8, too_small_for_int8
 from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
@@ -30,7 +31,6 @@ from fairseq_headgates.plugin.models.mixin import HeadGatesMixin, head_gates_cla
 from fairseq_headgates.plugin.models.recognition import HIDDEN, with_known_names
 from fairseq_headgates.plugin.options.declared import DEFAULTS
 from fairseq_headgates.plugin.options.stored import flat_options, transformer_options
-from fairseq_headgates.plugin.options.values import parse_inference_dtype
 from fairseq_headgates.safety.checkpoint import architecture, as_mapping, model_args
 from fairseq_headgates.safety.literals import is_plain
 
@@ -46,7 +46,7 @@ def prune_checkpoint(
     optimizer: bool = True,
     model: nn.Module | None = None,
     notice: Callable[[str], None] = logger.warning,
-    inference_dtype: str | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
     refitted: Mapping[str, Tensor] = MappingProxyType({}),
     neurons: Mapping[str, Sequence[int]] = MappingProxyType({}),
     pruned: Pruned | None = None,
@@ -62,7 +62,7 @@ def prune_checkpoint(
         optimizer: keep the optimiser state
         model: the model of the checkpoint, if it is already built
         notice: called with one line for every part that is dropped
-        inference_dtype: precision of inference, "float32" or "int8"; None for that of the checkpoint
+        options: options of the model that get other values than those of the checkpoint
         refitted: parameters that get other values than those of the checkpoint; see `compression.refit`. A moving
             average of the weights is then dropped
         neurons: the neurons that feed-forward blocks keep, by the name of the layer (default: all)
@@ -79,8 +79,7 @@ def prune_checkpoint(
     args = _pruned_options(model_args(state), cut.model)
     if neurons:
         args.ffn_dims = json.dumps(ffn_dims(cut.model))
-    if inference_dtype is not None:
-        args.inference_dtype = parse_inference_dtype(inference_dtype)
+    vars(args).update(options)
     if pattern is not None and not (isinstance(pattern, str) and freeze_as_stored(cut.model, pattern)):
         args.freeze_params = None  # it matched gates only
         cut.model.requires_grad_(True)
@@ -211,7 +210,9 @@ def _table(options: Mapping[str, Any]) -> OrderedDict[str, Any]:
 
 def check_loads(state: Mapping[str, Any]) -> nn.Module:
     """Build and return the model of a pruned checkpoint. Raise ValueError unless fairseq can convert its options."""
-    model = build_model(state)
+    model: Any = build_model(state)
+    if is_int8(model) and too_small_for_int8(model):
+        logger.warning(TOO_SMALL)
     if not state.get("args"):
         return model
     for name, value in vars(model_args(state)).items():

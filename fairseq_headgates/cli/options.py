@@ -28,7 +28,6 @@ class Trust(Options):
     """--trust, of commands that load checkpoints, and defaults for options that only some of these commands declare."""
 
     sentences: int | None = None
-    inference_dtype: str | None = "float32"
     out: str | None = None
 
     trust: bool = option(
@@ -42,6 +41,10 @@ class Trust(Options):
         help="read CKPT as this architecture of fairseq, such as transformer or roberta (default: the one that is "
         "stored, or if fairseq does not know it, the one that the names of the weights show)",
     )
+
+    def precision(self) -> str | None:
+        """Return the data type of linear layers in inference; only commands with --inference-dtype choose it."""
+        return "float32"
 
 
 class Checkpoint(Trust):
@@ -105,7 +108,7 @@ class ChosenSentences(Data):
     )
 
 
-class Precision(Options):
+class Precision(Trust):
     """--inference-dtype, of commands that translate or classify, or write a checkpoint that does."""
 
     inference_dtype: str | None = option(
@@ -118,6 +121,10 @@ class Precision(Options):
     def stored_options(self) -> dict[str, str]:
         """Return the options that a checkpoint stores, if they are given."""
         return {} if self.inference_dtype is None else {"inference_dtype": self.inference_dtype}
+
+    def precision(self) -> str | None:
+        """Return the data type of linear layers in inference, None for that of the checkpoint."""
+        return self.inference_dtype
 
 
 def metric(default: str, tests: str = "") -> str | None:

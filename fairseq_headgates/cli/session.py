@@ -30,7 +30,7 @@ from fairseq_headgates.data.task import to_config
 from fairseq_headgates.data.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
-from fairseq_headgates.inference.packed_linear import TOO_SMALL, int8_obstacle, too_small_for_int8, usable_dtype
+from fairseq_headgates.inference.packed_linear import TOO_SMALL, set_precision, too_small_for_int8
 from fairseq_headgates.messages import logging_only
 from fairseq_headgates.plugin.models.building import load_model
 from fairseq_headgates.plugin.models.language_model import read_characters
@@ -102,21 +102,12 @@ class Session(Signatures):
         _, model, origin = self.checkpoint(path)
         if self.fairseq.fp16 and device_of(self.fairseq).type == "cuda":
             model.half()
-        if self.inference_dtype(model) == "int8":
+        if set_precision(model, self.options.precision()):
             if too_small_for_int8(model):
                 self.warn_once(TOO_SMALL)
             else:
                 origin["dtype"] = "int8"
         return model, origin
-
-    def inference_dtype(self, model: Any) -> str:
-        """Set the precision of inference, and return it; only commands with --inference-dtype choose it."""
-        if (chosen := self.options.inference_dtype) is not None:
-            model.inference_dtype = chosen
-            if chosen == "int8" and (obstacle := int8_obstacle(model)):
-                raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
-        model.inference_dtype = usable_dtype(model, model.inference_dtype)  # warns once
-        return model.inference_dtype
 
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:
         """Return the batches of a subset (default: --gen-subset), or of its first sentences, for a model."""
@@ -173,7 +164,7 @@ class Session(Signatures):
         options = self.options
         if not options.out:
             return ResumeJournal(None, "")
-        command = (options.command, mode, options.inference_dtype, options.sentences, __version__, self.search)
+        command = (options.command, mode, options.precision(), options.sentences, __version__, self.search)
         work = json.dumps([*map(str, command), *self.content(path, refit)], sort_keys=True)
         place = f"{options.out}.part{self.paths.index(path) or ''}"
         self._journals.append(ResumeJournal(place, work, self.writes, options.force))

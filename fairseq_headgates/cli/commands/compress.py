@@ -105,6 +105,7 @@ class Compress(FirstSentences, Precision, Output):
         """Compress the model to each size or speed, and write it."""
         from fairseq_headgates.compression import drawing
         from fairseq_headgates.compression.model import Compressor, OutOfReach
+        from fairseq_headgates.inference.packed_linear import set_precision
         from fairseq_headgates.plugin.models.building import warn_unfinished
 
         timed = bool(self.speed or self.speedup)
@@ -115,7 +116,7 @@ class Compress(FirstSentences, Precision, Output):
         warn_unfinished(state, model)
         fit, measured = session.corpus(model, self.fit_subset, self.fit_sentences), session.corpus(model)
         if timed:
-            session.inference_dtype(model)
+            set_precision(model, self.precision())
         signature = session.signature(measured).with_parts({"fit": f"{fit.subset}-{fit.sentences}", **origin})
         if self.metric and self.metric not in session.objective.metrics:
             raise ValueError(f"--metric is {self.metric}, which this --task does not have: leave it out")
@@ -133,7 +134,7 @@ class Compress(FirstSentences, Precision, Output):
                 if kinds == self.units:
                     raise
         if self.out and session.writes:
-            self._write(self.out, session, state, model, results[0])
+            self._write(self.out, state, model, results[0])
         content = [{**result.results, "signature": str(signature)} for result in results]
         missed = [
             f"{with_interval(found['speedup'], found['speedup_interval'], '.2f')} instead of {speed:g}"
@@ -151,22 +152,19 @@ class Compress(FirstSentences, Precision, Output):
             else "",
         )
 
-    def _write(self, path: str, session: Any, state: Any, model: Any, result: Any) -> None:
+    def _write(self, path: str, state: Any, model: Any, result: Any) -> None:
         """Write the compressed checkpoint."""
         from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
         from fairseq_headgates.checkpoints.saving import save_checkpoint
-        from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
 
         smaller = prune_checkpoint(
             state,
             result.plan.mask,
             optimizer=False,
             model=model.cpu(),
-            inference_dtype=self.inference_dtype,
+            options=self.stored_options(),
             refitted={name: value.cpu() for name, value in result.values.items()},
             neurons=result.plan.neurons,
         )
-        loaded = check_loads(smaller)
-        if self.inference_dtype == "int8" and too_small_for_int8(loaded):
-            session.warn_once(TOO_SMALL)
+        check_loads(smaller)
         save_checkpoint(smaller, path, self.force)

@@ -123,6 +123,7 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         """Return the points of all curves of one checkpoint, as plain values."""
         from fairseq_headgates.attention.cuts import open_mask
         from fairseq_headgates.compression.refit import refit
+        from fairseq_headgates.inference.packed_linear import is_int8
         from fairseq_headgates.scores.curves import pruning_curve
 
         name = session.objective.metric(self.metric)
@@ -131,7 +132,7 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         measured = loaded.signature.with_parts(session.search.parts if name == "bleu" else {})
         remove = None
         if self.refit:
-            if getattr(loaded.model, "inference_dtype", "") == "int8":
+            if is_int8(loaded.model):
                 raise ValueError(
                     "--refit needs weights in single precision: leave out --inference-dtype int8, or pass float32"
                 )

@@ -64,7 +64,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
     def check(self) -> None:
         """Raise ValueError for options that contradict each other."""
         refuse_standard_output(self.output)
-        if self.inference_dtype is not None and self.stock:
+        if self.stock and self.stored_options():
             raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
 
     def run(self, session: Any) -> Answer:
@@ -73,7 +73,6 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint, stock_checkpoint
         from fairseq_headgates.checkpoints.saving import save_checkpoint
         from fairseq_headgates.cli.choice import chosen_heads
-        from fairseq_headgates.inference.packed_linear import TOO_SMALL, too_small_for_int8
         from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
         state, model = load_model(self.checkpoint, self.trust, self.arch)
@@ -91,7 +90,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
                 mask,
                 optimizer=not self.no_optimizer and self.refit is None,
                 model=model,
-                inference_dtype=self.inference_dtype,
+                options=self.stored_options(),
                 refitted=values,
                 pruned=pruned,
             )
@@ -99,8 +98,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         plan = removal_plan(model, pruned.model, loaded)
         if signature:
             plan["refit"] = signature
-        if self.inference_dtype is not None:
-            plan["inference_dtype"] = self.inference_dtype
+        plan |= self.stored_options()
         if self.dry_run:
             print("nothing written (--dry-run)", file=sys.stderr)
         else:
@@ -108,8 +106,6 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         removed = any(before > kept for before, kept in plan["heads"].values())
         if not removed and self._asks_for_removal(model):
             warn("prune", no_removal(model, self.checkpoint))
-        if self.inference_dtype == "int8" and too_small_for_int8(loaded):
-            warn("prune", TOO_SMALL)
         table = removal_table(kept_mask(model), kept_mask(pruned.model))
         return Answer(
             text="\n".join([table, "", *removal_notes(plan, self.stock)]),
@@ -138,7 +134,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
 
         if self.alive is not None or self.scores is not None:
             return False
-        other_form = self.stock or self.inference_dtype is not None
+        other_form = self.stock or bool(self.stored_options())
         return self.threshold is not None or any(gated_modules(model)) or not other_form
 
 

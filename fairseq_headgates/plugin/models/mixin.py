@@ -23,9 +23,8 @@ from fairseq_headgates.inference.beam_stacks import use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
 from fairseq_headgates.plugin.models.presets import base_preset, gated_name, preset_of, presets_of, stock_name
 from fairseq_headgates.plugin.models.start import MARK, PARSED, check_kept, prepare_training, register_unknown
-from fairseq_headgates.plugin.options.declared import DEFAULTS, HeadOptions, add_head_gate_args
+from fairseq_headgates.plugin.options.declared import DEFAULTS, OPTIONS, HeadOptions, add_head_gate_args
 from fairseq_headgates.plugin.options.reading import one_line_errors, read_options
-from fairseq_headgates.plugin.options.values import parse_inference_dtype
 from fairseq_headgates.safety.checkpoint import architecture
 from fairseq_headgates.safety.literals import check_evaluated
 
@@ -66,36 +65,18 @@ def warn_of_no_penalty(options: HeadOptions, args: Any) -> None:
         )
 
 
-class StoredOption:
-    """Attribute of a model that is one of the options in `args`, which checkpoints store; it is checked when set."""
-
-    def __init__(self, parse: Callable[[Any], str]):
-        self.parse = parse
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, model: Any, owner: type) -> Any:
-        return self if model is None else getattr(model.args, self.name, None) or DEFAULTS[self.name]
-
-    def __set__(self, model: Any, value: str) -> None:
-        setattr(model.args, self.name, self.parse(value))
-
-
 class HeadGatesMixin:
     """Mixin that adds gates, masks and removal of heads to a fairseq model; list it before the stock model.
 
     Attributes:
         stock: fairseq's architecture, whose checkpoints this model loads
         prepared_for: data type of the inference that the model is prepared for, None before
-        inference_dtype: data type of linear layers on a CPU, one of `inference.DTYPES`, for `make_generation_fast_`
     """
 
     stock: ClassVar[type]
     args: Any
     num_updates = 0
     prepared_for: str | None = None
-    inference_dtype = StoredOption(parse_inference_dtype)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
@@ -168,6 +149,15 @@ class HeadGatesMixin:
         """Set the beam size of the decoder's cache; fairseq's beam search calls it."""
         self.decoder.set_beam_size(beam_size)  # type: ignore[attr-defined]
 
+    @property
+    def inference_dtype(self) -> str:
+        """Data type of linear layers on a CPU, one of `inference.DTYPES`, for `make_generation_fast_`; stored."""
+        return getattr(self.args, "inference_dtype", None) or DEFAULTS["inference_dtype"]
+
+    @inference_dtype.setter
+    def inference_dtype(self, dtype: str) -> None:
+        self.args.inference_dtype = OPTIONS["inference_dtype"].parse(dtype)
+
     def make_generation_fast_(self, **kwargs: Any) -> None:
         """Prepare for inference; fairseq's commands call it.
 
@@ -178,9 +168,9 @@ class HeadGatesMixin:
         if self.prepared_for not in (None, dtype):
             raise ValueError(f"the model is prepared for inference in {self.prepared_for}: load it again for {dtype}")
         self.prepared_for = dtype
-        super().make_generation_fast_(**kwargs, inference_dtype=dtype)  # type: ignore[misc]
+        super().make_generation_fast_(**kwargs, dtype=dtype)  # type: ignore[misc]
         for module in attention_modules(self):  # type: ignore[arg-type]
-            module.attention.make_generation_fast_(inference_dtype=dtype)  # fairseq calls it only once
+            module.attention.make_generation_fast_(dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -26,12 +26,13 @@ from fairseq_headgates.gates import (
     parse_target,
 )
 from fairseq_headgates.heads import TYPES, HeadTable, mask_to_json, parse_types
+from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.plugin.options.values import (
     comma_separated,
     count,
+    one_of,
     parse_alive,
     parse_ffn_dims,
-    parse_inference_dtype,
     parse_init,
     parse_method,
     switch,
@@ -223,7 +224,7 @@ class HeadOptions:
         "DTYPE",
         "data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to 8 "
         "bits: faster, less accurate). Stored in the checkpoint; without effect in training, validation and on GPUs",
-        parse_inference_dtype,
+        one_of("inference dtype", DTYPES),
         (str,),
     )
 

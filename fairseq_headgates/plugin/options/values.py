@@ -15,7 +15,6 @@ import torch
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.gates.distribution import LARGEST
 from fairseq_headgates.heads import HeadTable, as_mask
-from fairseq_headgates.inference.packed_linear import DTYPES
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
@@ -44,7 +43,6 @@ def one_of(what: str, choices: Collection[str]) -> Callable[[Any], str]:
 
 
 parse_method = one_of("method", METHODS)
-parse_inference_dtype = one_of("inference dtype", DTYPES)
 
 
 def count(value: Any) -> int:
