@@ -68,7 +68,7 @@ class Answer:
         files: the contents of the files that options name, by the option
         figure: draws the picture of --plot
         page: makes the web page of --plot FILE.html
-        following: the command that comes next
+        next_command: the command that comes next
         missed: what is wrong with the results: an error, once they are printed and written
     """
 
@@ -77,7 +77,7 @@ class Answer:
     files: Mapping[str, str] = field(default_factory=dict)
     figure: Callable[[], Any] = lambda: None
     page: Callable[[], str] | None = None
-    following: str = ""
+    next_command: str = ""
     missed: str = ""
 
 

@@ -11,7 +11,7 @@ from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import GenerationConfig
 
-from fairseq_headgates.cli.options import CHOOSING, DATA_USAGE
+from fairseq_headgates.cli.options import DATA_USAGE
 from fairseq_headgates.cli.parser import ArgumentParser
 from fairseq_headgates.messages import described, fail
 
@@ -33,7 +33,7 @@ UNUSED = (
 USUAL_TASKS = "translation language_modeling language_modeling_segments masked_lm sentence_prediction".split()
 
 
-def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
+def fairseq_options(command: str, rest: Sequence[str], subset: str | None = None) -> argparse.Namespace:
     """Parse the options of fairseq-generate in `rest`. Raise ValueError for values that cannot be used.
 
     Ends with one line and exit code 2, as argparse does, for options that do not exist.
@@ -51,8 +51,8 @@ def fairseq_options(command: str, rest: Sequence[str]) -> argparse.Namespace:
         program, message + "; the checkpoint is --path CKPT" * (lacks_path and message.startswith("unrecognized"))
     )
     parser.set_defaults(required_batch_size_multiple=1)  # fairseq drops what does not fill the last batch
-    if command in ("score", "compress"):
-        parser.set_defaults(gen_subset=CHOOSING)
+    if subset:
+        parser.set_defaults(gen_subset=subset)
     if given.task in CRITERION_REGISTRY:  # the options of classifiers are those of the criterion of this name
         if given.criterion not in (None, given.task):
             raise ValueError(f"--criterion is {given.criterion}: leave it out, --task {given.task} has its own")

@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         with messages_printed(options.command, at_once=workers), stopped_by_signals(signals):
             check_outputs(options)
             options.check()
-            following = answer(options)
+            next_command = run(options)
             sys.stdout.flush()
-        if following:
-            print(f"next: {one_line(following)}", file=sys.stderr)
+        if next_command:
+            print(f"next: {one_line(next_command)}", file=sys.stderr)
         return 0
     except BrokenPipeError:  # the reader, e.g. `head`, has closed the pipe
         sys.stdout = None
@@ -85,20 +85,20 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells do
 
 
-def answer(options: Options) -> str:
+def run(options: Options) -> str:
     """Run a command, print and write what it found, and return the command that comes next ("" for none)."""
     if not isinstance(options, Data):
-        found = options.run(None)
-        deliver(options, found)
-        return found.following
+        answer = options.run(None)
+        deliver(options, answer)
+        return answer.next_command
     from fairseq_headgates.cli.session import open_session
 
     with open_session(options, options.needs_target()) as session:
-        found = options.run(session)
+        answer = options.run(session)
         if session.writes:
-            deliver(options, found)
+            deliver(options, answer)
         session.discard_journals()
-        return found.following if session.writes else ""
+        return answer.next_command if session.writes else ""
 
 
 def find_commands() -> dict[str, type[Options]]:

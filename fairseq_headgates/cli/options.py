@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import methodcaller
+from typing import ClassVar
 
 from fairseq_headgates.cli.command import Group, Options, argument, option
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
@@ -11,21 +12,29 @@ from fairseq_headgates.scores.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
 OPEN = (
-    "A head is open if its evaluation gate, the constant that replaces the random gate after training, is above 0, and "
-    "otherwise closed."
+    "A head is open if its evaluation gate is above 0, otherwise closed. The evaluation gate is the constant that "
+    "replaces the random gate after training."
 )
 CHOOSING = "valid"  # the subset that heads are chosen on by default: results are measured on the test set
 DATA_EPILOG = (
-    "DATA is a folder written by fairseq-preprocess, for classifiers the one that holds input0 and label; --path CKPT "
-    "(required) is a fairseq checkpoint (for evaluate, curve and functions, also several, separated by colons). The "
-    "options of fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; of score and "
-    f"compress, which choose what to remove: {CHOOSING}), --max-tokens (4000), --cpu, --fp16, --beam, --lenpen, "
-    "--post-process, --tokenizer, --scoring sacrebleu, ... (fairseq-generate --help)."
+    "DATA is a folder written by fairseq-preprocess (classifiers: the folder that has input0 and label). --path CKPT "
+    "is a fairseq checkpoint and required; evaluate, curve and functions take several, A:B. The options of "
+    "fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; score and compress: "
+    f"{CHOOSING}), --max-tokens (default: 4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
+    "--scoring sacrebleu, ... (fairseq-generate --help)."
 )
 
 
-class Trust(Options):
-    """--trust, of commands that load checkpoints, and defaults for options that only some of these commands declare."""
+class LoadsCheckpoint(Options):
+    """--trust and --arch, of commands that load checkpoints, and what only some of these commands declare.
+
+    Attributes:
+        subset: the default of --gen-subset, None for that of fairseq
+        shows_tokens: whether the command prints tokens of the dictionaries
+    """
+
+    subset: ClassVar[str | None] = None
+    shows_tokens: ClassVar[bool] = False
 
     sentences: int | None = None
     out: str | None = None
@@ -39,7 +48,7 @@ class Trust(Options):
         metavar="ARCH",
         type=filled,
         help="read CKPT as this architecture of fairseq, such as transformer or roberta (default: the one that is "
-        "stored, or if fairseq does not know it, the one that the names of the weights show)",
+        "stored; if fairseq does not know it, it is inferred from the names of the weights)",
     )
 
     def precision(self) -> str | None:
@@ -47,7 +56,7 @@ class Trust(Options):
         return "float32"
 
 
-class Checkpoint(Trust):
+class Checkpoint(LoadsCheckpoint):
     """The checkpoint to read."""
 
     checkpoint: str = argument(metavar="CKPT", type=filled, reads="the checkpoint", help="a fairseq checkpoint (.pt)")
@@ -66,7 +75,7 @@ def types(text: str, within: Group | None = None) -> str | None:
     return option(metavar="T[,T...]", within=within, help=f"{text}; choices: {', '.join(TYPES)}, all")
 
 
-class Data(Trust):
+class Data(LoadsCheckpoint):
     """Commands that read data with the options of fairseq-generate."""
 
     usage = DATA_USAGE
@@ -92,29 +101,31 @@ class FirstSentences(Data):
 class ChosenSentences(Data):
     """--lines and --text, of commands that work on single sentences; see `sentences.sentences`."""
 
+    shows_tokens = True
+
     lines: list[int] | None = option(
         metavar="N[,N...]",
         type=numbers("a list of line numbers such as 1,5"),
-        help="sentences of --gen-subset, counted from 1 (default: 1)",
+        help="numbers of sentences of --gen-subset, counted from 1 (default: 1)",
     )
     plot: str | None
     text: str | None = option(
         metavar="FILE",
         type=filled,
         reads="the text",
-        help="instead of --gen-subset, sentences of a file, or of standard input (-), one per line: SOURCE, or SOURCE, "
-        "tab, TARGET, tokenised and in subwords, as fairseq-preprocess reads them; for a classifier one sentence, or "
-        "with DATA/input1 two and a tab between them, to which <s>, </s> and --separator-token are added",
+        help="read sentences from a file (-: from standard input) instead of --gen-subset, one per line: SOURCE, or "
+        "SOURCE, tab, TARGET, tokenised and split into subwords. Classifiers: one sentence, with DATA/input1 two and a "
+        "tab between them; <s>, </s> and --separator-token are added",
     )
 
 
-class Precision(Trust):
+class Precision(LoadsCheckpoint):
     """--inference-dtype, of commands that translate or classify, or write a checkpoint that does."""
 
     inference_dtype: str | None = option(
         metavar="DTYPE",
         help="data type of linear layers in inference on a CPU: float32, or int8 (weights and activations quantised to "
-        "8 bits: faster, less accurate) (default: that of the checkpoint). A checkpoint that is written stores this "
+        "8 bits: faster, less accurate). Default: that of the checkpoint. A checkpoint that is written stores this "
         "option; its weights are not quantised",
     )
 
@@ -131,9 +142,9 @@ def metric(default: str, tests: str = "") -> str | None:
     """Declare --metric; see `data.metrics`. `tests` says which significance tests the command makes."""
     return option(
         choices=("nll", "ppl", "bleu", "accuracy"),
-        help="nll: loss in bits per target or masked token, or per sentence of a classifier; ppl: also perplexity, 2 "
-        "to the power of the loss; bleu: also BLEU by sacreBLEU, on detokenised text with --remove-bpe --tokenizer "
-        f"moses; accuracy: also the percentage of sentences that are classified correctly.{tests} (default: {default})",
+        help="nll: loss in bits per target or masked token (classifiers: per sentence). ppl: loss and perplexity, 2 to "
+        "the power of the loss. bleu: loss and sacreBLEU, of detokenised text with --remove-bpe --tokenizer moses. "
+        f"accuracy: loss and the percentage of sentences that are classified correctly.{tests} (default: {default})",
     )
 
 
@@ -189,11 +200,11 @@ class Choice(Options):
     """The heads to keep; see `choice.chosen_heads`."""
 
     threshold: float | None = option(
-        metavar="P",
+        metavar="T",
         type=float,
         within=CHOICE,
-        help="also remove heads with P(open) below P, from 0 to 1: the probability that the random gate of training "
-        "is not 0 (default: only heads whose evaluation gate is 0)",
+        help="also remove heads whose P(open), the probability that the gate of training is not 0, is below T, from 0 "
+        "to 1 (default: remove only heads whose evaluation gate is 0)",
     )
     alive: str | None = option(
         metavar="MASK",
@@ -214,7 +225,7 @@ class Choice(Options):
         type=number_or_fraction,
         within=WITH_SCORES,
         help="how many of the open heads of --types to keep (required with --scores): a number (12) or a fraction "
-        "(0.5; rounded, .5 up); 1 is one head, 1.0 all",
+        "(0.5). 1 is one head, 1.0 is all; fractions are rounded half up",
     )
     method: str | None = option(
         metavar="M",

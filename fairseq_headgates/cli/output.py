@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, Options
-from fairseq_headgates.cli.options import Trust
+from fairseq_headgates.cli.options import LoadsCheckpoint
 from fairseq_headgates.drawing.text import text_style
 from fairseq_headgates.files import check_writable, write_whole
 from fairseq_headgates.messages import IN_WORDS, one_line, printable
@@ -48,7 +48,7 @@ def check_outputs(options: Options) -> None:
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
 
 
-def then_evaluate(options: Trust, output: str, checkpoint: str) -> str:
+def then_evaluate(options: LoadsCheckpoint, output: str, checkpoint: str) -> str:
     """Return a command that compares the checkpoint that a command has written with the one that it has read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--path", "--gen-subset"):  # the default is the test set

@@ -66,7 +66,7 @@ def _typed(session: Session, model: nn.Module, lines: Mapping[int, str], name: s
         yield number, sample
 
 
-def answer(
+def answer_of(
     options: ChosenSentences, result: Mapping[str, Any], page: Callable[[], str], figure: Callable[[], Any], text: str
 ) -> Answer:
     """Return an answer that is printed only if it is not written."""

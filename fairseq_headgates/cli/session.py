@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from fairseq_headgates import __version__
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import ChosenSentences, Data, Refit, Scores, Trust
+from fairseq_headgates.cli.options import ChosenSentences, Data, LoadsCheckpoint, Refit, Scores
 from fairseq_headgates.cli.output import check_picture, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.data.corpus import Corpus, check_target, load_corpus
@@ -37,8 +37,6 @@ from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.safety.checkpoint import updates_of
 from fairseq_headgates.scores import importance
 from fairseq_headgates.scores.options import ScoreOptions
-
-SHOWING_TOKENS = ("attention", "explain", "functions")  # the others print no tokens, or text that the BPE decodes
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ class Session(Signatures):
         writes: whether this is the first worker, the only one that writes and prints
     """
 
-    def __init__(self, options: Trust, needs_target: bool):
-        fairseq = fairseq_options(options.command, options.fairseq_arguments() or [])
+    def __init__(self, options: LoadsCheckpoint, needs_target: bool):
+        fairseq = fairseq_options(options.command, options.fairseq_arguments() or [], options.subset)
         self.options, self.needs_target = options, needs_target
         self.paths = utils.split_paths(fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
@@ -71,7 +69,7 @@ class Session(Signatures):
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
         self.subsets, self._journals = set[str](), list[ResumeJournal]()
         super().__init__(fairseq)
-        if fairseq.bpe == "gpt2" and options.command in SHOWING_TOKENS:
+        if fairseq.bpe == "gpt2" and options.shows_tokens:  # the others print none, or text that the BPE decodes
             spell_numbers(self.task, to_config(fairseq).bpe)
 
     def only_path(self) -> str:
@@ -79,7 +77,7 @@ class Session(Signatures):
         if len(self.paths) != 1:
             number = len(self.paths)
             raise ValueError(
-                f"--path names {number} checkpoints: give one (`headgates evaluate` and `curve` take several)"
+                f"--path names {number} checkpoints: give one (evaluate, curve and functions take several)"
             )
         return self.paths[0]
 
@@ -183,7 +181,7 @@ class Session(Signatures):
 
 
 @contextmanager
-def open_session(options: Trust, needs_target: bool = True) -> Iterator[Session]:
+def open_session(options: LoadsCheckpoint, needs_target: bool = True) -> Iterator[Session]:
     """Within the context, a `Session`. Other libraries log only warnings.
 
     An error because another worker is lost becomes a ValueError that says so.

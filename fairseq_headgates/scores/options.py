@@ -32,8 +32,8 @@ SCORES = {
         "expected sensitivity of the loss to masking a head (Michel et al. 2019)", "scores.importance.gradient"
     ),
     "relevance": Score(
-        "relevance of a head for the top-1 logit, divided by that of all heads of its layer, by layer-wise relevance "
-        "propagation (LRP; Voita et al. 2019)",
+        "share of a head in the relevance of its layer for the top-1 logit, by layer-wise relevance propagation (LRP; "
+        "Voita et al. 2019)",
         "scores.importance.relevance",
     ),
     "ablation": Score(
@@ -50,9 +50,8 @@ SCORES = {
         "uniform random numbers (seed: --seed), as a baseline", "scores.importance.random", needs_data=False
     ),
     "refit": Score(
-        "estimated increase of the loss when this head and all with lower scores are removed, and the output "
-        "projections of their layers are refitted (Optimal Brain Surgeon, Hassibi & Stork 1993); for prune --refit, "
-        "with --gen-subset train",
+        "estimated increase of the loss if this head and all with lower scores are removed and the output projections "
+        "are refitted (Optimal Brain Surgeon, Hassibi & Stork 1993); use it with prune --refit and --gen-subset train",
         "compression.refit_score.refit_scores",
     ),
 }

@@ -30,21 +30,21 @@ class Ablate(FirstSentences, Precision, Output):
     mode: str = option(
         choices=ABLATION_MODES,
         default="single",
-        help="single: mask one head at a time; all-but-one: mask all heads of a layer but one. The loss is measured "
-        "for every head; with all-but-one, BLEU and accuracy are measured only for the best head (lowest loss) of each "
-        "layer (default: %(default)s)",
+        help="single: mask one head at a time. all-but-one: keep one head of a layer and mask the others; BLEU and "
+        "accuracy are then measured only for the head with the lowest loss in each layer (default: %(default)s)",
     )
     metric: str | None = metric("nll", " BLEU has p-values of a paired bootstrap, accuracy of McNemar's exact test.")
     select_subset: str | None = option(
         metavar="S",
         type=filled,
-        help="with --mode all-but-one and --metric bleu or accuracy: choose the head of each layer by the loss on this "
-        f"subset (default: {CHOOSING})",
+        help="subset on which --mode all-but-one chooses the head of each layer for --metric bleu or accuracy "
+        f"(default: {CHOOSING})",
     )
     out: str | None = option(
         metavar="FILE",
         writes=True,
-        help="write the result as JSON; with BLEU or accuracy, FILE.part keeps partial results to resume from",
+        help="write the result as JSON; with BLEU or accuracy, the same command resumes from FILE.part if it is "
+        "stopped",
     )
 
     def check(self) -> None:

@@ -20,8 +20,8 @@ from fairseq_headgates.heads import HeadTable
 class Compare(Output):
     """Compare the heads that masks or checkpoints keep.
 
-    Compare the heads that each pair of masks keeps: the number that both keep, the Jaccard index, and the probability
-    that random masks of the same sizes overlap at least as much.
+    For each pair of masks, print the number of heads that both keep, the Jaccard index, and the probability that random
+    masks of the same sizes overlap at least as much.
     """
 
     masks: list[str] = argument(
@@ -31,7 +31,7 @@ class Compare(Output):
         help="two or more mask files or checkpoints of this plugin, with the same layers and heads",
     )
     types: str | None = types(
-        "compare only these attention types (default: those of both masks, without types of which both keep all heads)"
+        "compare only these attention types (default: types of both masks that at least one of them prunes)"
     )
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from operator import methodcaller
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import FirstSentences, Output, Precision
+from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, Precision
 from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.drawing.tables import with_interval
@@ -38,10 +38,12 @@ def _units(text: str) -> tuple[str, ...]:
 class Compress(FirstSentences, Precision, Output):
     """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
-    Remove the attention heads and feed-forward neurons that cost least, so that the model has a given number of
-    parameters or a given speed, and refit the linear layers that are left by least squares. Nothing is trained; it
-    takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid).
+    Remove the attention heads and feed-forward neurons that cost least, until the model has a given number of
+    parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is trained; it takes
+    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid).
     """
+
+    subset = CHOOSING
 
     sentences: int | None = option(
         metavar="N", type=int, help="measure the loss on the first N sentences of --gen-subset only (default: all)"
@@ -51,8 +53,8 @@ class Compress(FirstSentences, Precision, Output):
         type=_sizes,
         default=[],
         within=BUDGET,
-        help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000; 1 is one, 1.0 all). "
-        "Embeddings count, shared ones once, closed heads do not. Without --out, several can be measured",
+        help="largest number of parameters to keep: a share (0.7) of all, or a number (40000000). 1 is one, 1.0 is "
+        "all. Embeddings count, shared ones once; closed heads do not. Several values only without --out",
     )
     speedup: list[float] = option(
         metavar="S[,S...]",
@@ -60,7 +62,7 @@ class Compress(FirstSentences, Precision, Output):
         default=[],
         within=BUDGET,
         help="how many times as fast the model must be (1.5), measured on this machine with the given --beam, "
-        "--batch-size, --max-tokens, --cpu and --inference-dtype. Without --out, several can be measured",
+        "--batch-size, --max-tokens, --cpu and --inference-dtype. Several values only without --out",
     )
     units: tuple[str, ...] = option(
         metavar="U[,U]",
@@ -78,8 +80,8 @@ class Compress(FirstSentences, Precision, Output):
         metavar="N",
         type=counted,
         default=2000,
-        help="use only the first N sentences of --fit-subset, the last tenth of them to measure plans (default: "
-        "%(default)s)",
+        help="use only the first N sentences of --fit-subset; the last tenth of them is held out, to compare candidate "
+        "models (default: %(default)s)",
     )
     speed: bool = option(default=False, help="with --params: also measure the speed, as --speedup does")
     metric: str | None = option(
@@ -89,15 +91,15 @@ class Compress(FirstSentences, Precision, Output):
     plot: str | None = option(
         metavar="FILE",
         writes=True,
-        help="draw the loss and the metric over the parameters, and over the speed if it is measured, also with heads "
-        "alone and with neurons alone: .png, .pdf, .svg (needs matplotlib)",
+        help="draw loss and metric over parameters (and over speed, if it is measured), also for heads alone and for "
+        "neurons alone: .png, .pdf, .svg (needs matplotlib)",
     )
     out: str | None = option(metavar="FILE", writes=True, help="write the compressed checkpoint, for --user-dir")
     json: bool = option(default=False, help="print the results as JSON")
 
     def check(self) -> None:
         """Raise ValueError for several models in one file."""
-        name, budgets = ("params", self.params) if self.params else ("speedup", self.speedup)
+        name, budgets = self._budgets()
         if self.out and len(budgets) > 1:
             raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
 
@@ -126,7 +128,7 @@ class Compress(FirstSentences, Precision, Output):
             compressor.kept(size)
         results = []
         alone = [(kind,) for kind in self.units] if self.plot and len(self.units) > 1 else []
-        name, budgets = ("params", self.params) if self.params else ("speedup", self.speedup)
+        name, budgets = self._budgets()
         for kinds, budget in itertools.product([self.units, *alone], budgets):
             try:
                 results.append(compressor.compress(**{name: budget}, kinds=kinds))
@@ -136,20 +138,30 @@ class Compress(FirstSentences, Precision, Output):
         if self.out and session.writes:
             self._write(self.out, state, model, results[0])
         content = [{**result.results, "signature": str(signature)} for result in results]
+        return Answer(
+            text=f"{drawing.text(content)}\n\n{signature}",
+            json=to_json(content),
+            figure=lambda: drawing.plot(content),
+            next_command=then_evaluate(self, self.out, path) if self.out else "",
+            missed=self._missed(content),
+        )
+
+    def _budgets(self) -> tuple[str, list[float]]:
+        """Return the option that is given, and its sizes or speeds."""
+        return ("params", self.params) if self.params else ("speedup", self.speedup)
+
+    def _missed(self, content: list[dict[str, Any]]) -> str:
+        """Return which speeds are missed, "" for none."""
         missed = [
             f"{with_interval(found['speedup'], found['speedup_interval'], '.2f')} instead of {speed:g}"
             for speed, found in zip(self.speedup, content, strict=False)  # those of one kind of units come last
             if speed > 1 and abs(found["speedup"] / speed - 1) > WITHIN
         ]
-        return Answer(
-            text=f"{drawing.text(content)}\n\n{signature}",
-            json=to_json(content),
-            figure=lambda: drawing.plot(content),
-            following=then_evaluate(self, self.out, path) if self.out else "",
-            missed=f"--speedup is missed by more than {WITHIN:.0%}, {' and '.join(missed)}: repeat the command when "
-            "the machine is less busy, or ask for another speed"
-            if missed
-            else "",
+        if not missed:
+            return ""
+        return (
+            f"--speedup is missed by more than {WITHIN:.0%}, {' and '.join(missed)}: repeat the command when the "
+            "machine is less busy, or ask for another speed"
         )
 
     def _write(self, path: str, state: Any, model: Any, result: Any) -> None:

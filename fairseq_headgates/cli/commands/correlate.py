@@ -41,9 +41,11 @@ class Correlate(Output):
     top: int | None = option(
         metavar="K",
         type=int,
-        help="number of highest-scored heads whose overlap is reported (default: a quarter of the heads)",
+        help="print the overlap of the K highest-scored heads (default: a quarter of the heads)",
     )
-    any: bool = option(default=False, help="also compare two methods on different models or data (default: an error)")
+    any: bool = option(
+        default=False, help="also compare scores that differ in both method and model or data (default: an error)"
+    )
 
     def run(self, session: Any) -> Answer:
         """Correlate each pair of scores."""

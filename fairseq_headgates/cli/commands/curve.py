@@ -75,21 +75,23 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
     types: str | None = option(
         metavar="T[,T...]",
         help=f"remove only heads of these attention types; choices: {', '.join(TYPES)}, all "
-        "(default: a curve for all types together, and one for each type alone)",
+        "(default: a curve for all types, and one for each)",
     )
     each_type: bool = option(default=False, help="with --types: also a curve for each type alone")
     steps: list[float] = option(
         metavar="P[,P...]",
         type=numbers("a list of percentages such as 0,10,20, from 0 to 100", float, 0, 100),
         default=list(range(0, 100, 10)),
-        help="cumulative percentages of the open heads of --types to remove (default: 0,10,...,90). The number of "
-        "heads that are left is rounded, .5 up",
+        help="percentages of the open heads of --types that are removed in total at each point (default: "
+        "0,10,...,90). The number of heads that are left is rounded half up",
     )
     metric: str | None = metric("bleu; ppl for language models, accuracy for classifiers")
     tsv: str | None = option(metavar="FILE", writes=True, help="write the points as tab-separated values")
     plot: str | None = option(metavar="FILE", writes=True, help="draw the curves: .png, .pdf, .svg (needs matplotlib)")
     out: str | None = option(
-        metavar="FILE", writes=True, help="write the points as JSON; FILE.part keeps partial results to resume from"
+        metavar="FILE",
+        writes=True,
+        help="write the points as JSON; the same command resumes from FILE.part if it is stopped",
     )
     refit: bool = option(
         default=False, within=REPAIR, help="after each removal, refit the model (headgates prune --help)"

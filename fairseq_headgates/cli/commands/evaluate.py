@@ -42,8 +42,8 @@ def _subset_and_file(text: str) -> tuple[str, str]:
 class Evaluate(FirstSentences, Precision, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
-    Measure loss and perplexity, BLEU and chrF2 of translations or accuracy of a classifier, with 95% confidence
-    intervals, and test the differences between any two of several checkpoints. For BLEU of detokenised text pass
+    Measure loss and perplexity, and BLEU and chrF2 (translation) or accuracy (classification), with 95% confidence
+    intervals. With several checkpoints, test every pair for a difference. For BLEU of detokenised text pass
     --remove-bpe --tokenizer moses.
     """
 
@@ -56,8 +56,8 @@ class Evaluate(FirstSentences, Precision, Output):
         metavar="FILE",
         type=filled,
         reads="the reference",
-        help="reference translations of --gen-subset as plain text, a line for each sentence (default: the binarised "
-        "target, detokenised like the translations)",
+        help="reference translations of --gen-subset as plain text, a line for each sentence (default: the target of "
+        "DATA, detokenised like the translations)",
     )
     text: list[tuple[str, str]] = option(
         metavar="SUBSET=FILE",
@@ -65,8 +65,8 @@ class Evaluate(FirstSentences, Precision, Output):
         action="append",
         default=[],
         reads="the text",
-        help="for language models: the text of a subset with blanks between words, to report perplexity per word, in "
-        "which the end of a line counts as a word; can be repeated",
+        help="for language models: the text of a subset with blanks between words, to report perplexity per word; the "
+        "end of a line counts as a word. Can be repeated",
     )
     hypotheses: str | None = option(
         metavar="FILE",
@@ -78,9 +78,9 @@ class Evaluate(FirstSentences, Precision, Output):
         type=partial(counted, rule="a number of rounds: give 1 or more, or no number"),
         nargs="?",
         const=4,
-        help="also measure words translated, sentences classified, or tokens of a language model per second on "
-        "--gen-subset: all checkpoints in turn, ROUNDS times (default: %(const)s) after a round that does not count; "
-        "the fastest counts, brackets are the slowest and the fastest. Processor time on a CPU with one thread",
+        help="also measure speed on --gen-subset: words translated, sentences classified, or tokens of a language "
+        "model per second. All checkpoints take turns: a warm-up, then ROUNDS timed rounds (default: %(const)s). "
+        "Prints the fastest, in brackets the slowest and the fastest. On a CPU with one thread, processor time",
     )
     out: str | None = option(
         metavar="FILE",

@@ -12,8 +12,8 @@ class AddedOptions(Options):
     """Print the options that this plugin adds to fairseq-train.
 
     Print the options that --arch transformer_head_gates and --criterion label_smoothed_cross_entropy_l0 add to
-    fairseq-train; the other architectures (*_head_gates) and criterions (*_l0) of this plugin add the same.
-    (fairseq-train --help lists only fairseq's.)
+    fairseq-train. All other architectures (*_head_gates) and criterions (*_l0) of this plugin add the same options.
+    fairseq-train --help lists only those of fairseq.
     """
 
     def run(self, session: Any) -> Answer:

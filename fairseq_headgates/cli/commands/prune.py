@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Prune(Checkpoint, Choice, Precision, Refit):
     """Remove heads from the weights of a checkpoint.
 
-    Write a checkpoint without the closed heads, which contribute nothing. --threshold, --alive or --scores removes more
-    heads.
+    Write a checkpoint without the closed heads, which contribute nothing. Use --threshold, --alive or --scores to
+    remove more.
     """
 
     epilog = OPEN
@@ -47,10 +47,10 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         metavar="DATA",
         type=filled,
         within=REPAIR,
-        help="refit the model: change out_proj of attention and fc2 of feed-forward blocks, from the first block that "
-        "loses heads on, so that the hidden states stay close (least squares) to those before the removal. DATA: a "
-        "folder written by fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, "
-        "--cpu, ...). Of no use to a model that is trained further; OUT has no optimiser state",
+        help="after the removal, refit out_proj of attention and fc2 of feed-forward blocks by least squares, from the "
+        "first block that loses heads on, so that hidden states stay close to those before. DATA: a folder written by "
+        "fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, --cpu, ...). Do "
+        "not use it if the model is trained further: OUT has no optimiser state",
     )
 
     def files_to_write(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         return Answer(
             text="\n".join([table, "", *removal_notes(plan, self.stock)]),
             json=to_json(plan),
-            following="" if self.dry_run or not removed else then_evaluate(self, self.output, self.checkpoint),
+            next_command="" if self.dry_run or not removed else then_evaluate(self, self.output, self.checkpoint),
         )
 
     def _refitted(self, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import FirstSentences, Output, Scores
+from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, Scores
 from fairseq_headgates.cli.parser import Once
 from fairseq_headgates.drawing.figures import heat_maps
 from fairseq_headgates.drawing.tables import score_tables, text_of
@@ -21,6 +21,8 @@ from fairseq_headgates.scores.options import SCORES, parse_methods
 )
 class Score(FirstSentences, Scores, Output):
     """Compute importance scores of all heads on --gen-subset (default: valid)."""
+
+    subset = CHOOSING
 
     method: str = option(
         metavar="M[,M...]",
@@ -53,5 +55,5 @@ class Score(FirstSentences, Scores, Output):
             json=content.rstrip("\n"),
             files={"out": content},
             figure=lambda: heat_maps(tables),
-            following=shlex.join(["headgates", "prune", *words]) if self.out else "",
+            next_command=shlex.join(["headgates", "prune", *words]) if self.out else "",
         )

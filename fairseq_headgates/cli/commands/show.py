@@ -25,7 +25,8 @@ class Show(Checkpoint, Output):
     out: str | None = option(
         metavar="FILE",
         writes=True,
-        help="write the open heads as a mask file for --alive-heads; - prints it instead of the table",
+        help="write the open heads as a mask file, for --alive-heads of fairseq-train; -: print it instead of "
+        "the table",
     )
     json: bool = option(default=False, help="print JSON instead of a table")
 

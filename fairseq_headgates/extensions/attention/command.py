@@ -23,14 +23,13 @@ class Attention(ChosenSentences, Output):
     """Draw the attention weights of heads for single sentences.
 
     Draw attention maps: the attention weights of heads for single sentences, with their tokens. The decoder reads the
-    reference, or its own translation of a sentence without one.
+    reference; without one, the translation of the model.
     """
 
     heads: str = option(
         metavar="H[,H...]",
         default="all",
-        help="heads as TYPE:LAYER.HEAD, counted from 0, or with * for all: enc-self:0.3,dec-self:1.*,dec-enc:* "
-        "(default: all)",
+        help="heads as TYPE:LAYER.HEAD, counted from 0; * is all: enc-self:0.3,dec-self:1.*,dec-enc:* (default: all)",
     )
     plot: str | None = option(
         metavar="FILE", writes=True, help="draw the maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
@@ -41,14 +40,14 @@ class Attention(ChosenSentences, Output):
     def run(self, session: Any) -> Answer:
         """Compute the maps."""
         from fairseq_headgates.attention.modules import head_counts
-        from fairseq_headgates.cli.sentences import answer, load, sentences
+        from fairseq_headgates.cli.sentences import answer_of, load, sentences
         from fairseq_headgates.extensions.attention.maps import attention_maps
 
         model, origin = load(session, self)
         heads, signature = parse_heads(self.heads, head_counts(model)), str(origin)
         chosen = sentences(session, model, self)
         maps = {number: attention_maps(model, session.task, sample, heads) for number, sample in chosen}
-        return answer(
+        return answer_of(
             self,
             attention_json(maps, signature),
             page=lambda: attention_page(maps, signature),

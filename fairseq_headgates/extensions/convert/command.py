@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     "headgates convert gated/checkpoint_last.pt ct2-int8 --to ctranslate2 --data data-bin --quantization int8",
 )
 class Convert(Choice, Checkpoint):
-    """Prune a checkpoint and write it as a CTranslate2 model.
-
-    Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model.
-    """
+    """Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."""
 
     checkpoint: str = Checkpoint.checkpoint  # before OUT
     output: str = argument(metavar="OUT", type=filled, help="the folder to write")
@@ -47,9 +44,9 @@ class Convert(Choice, Checkpoint):
         metavar="HEADS",
         type=filled,
         reads="the functions",
-        help="decoder-encoder heads of one layer, such as dec-enc:1.3,dec-enc:1.5: CTranslate2 returns their mean "
-        "attention weights (return_attention). Or the JSON file of `headgates functions --alignment LINKS --out FILE`: "
-        "the remaining head with the highest alignment rate (default: all heads of the last layer)",
+        help="heads whose mean attention weights CTranslate2 returns (return_attention): dec-enc heads of one layer, "
+        "such as dec-enc:1.3,dec-enc:1.5; or a file of `headgates functions --alignment LINKS --out FILE`, for its "
+        "remaining head with the highest alignment rate (default: all heads of the last layer)",
     )
     force: bool = option(default=False, help="replace OUT if it is a CTranslate2 model")
 

@@ -24,9 +24,9 @@ class Explain(ChosenSentences, Output):
     """Show how much each token contributes to a prediction.
 
     Show how much each source token and each token of the target prefix contributes to each predicted token, for single
-    sentences. The command explains the tokens of the reference, or of the model's translation of a sentence without
-    one; of a language model each next token of the text; of a classifier the class with the highest logit. A
-    contribution is the relevance of a token, divided by the sum of the absolute values over all tokens, in percent.
+    sentences. Translation models: the tokens of the reference are explained; without one, those of the model's
+    translation. Language models: each next token of the text. Classifiers: the class with the highest logit. A
+    contribution is the relevance of a token divided by the sum of all absolute relevances, in percent.
     """
 
     method: str = option(
@@ -45,8 +45,8 @@ class Explain(ChosenSentences, Output):
     instead_of: str | None = option(
         metavar="TOKEN",
         type=filled,
-        help="explain why the prediction is more likely than TOKEN, a token of the target dictionary or, for a "
-        "classifier, a label: relevance for the difference of their logits (Yin & Neubig 2022)",
+        help="explain why the prediction is more likely than TOKEN (a token of the target dictionary; classifiers: a "
+        "label): relevance for the difference of their logits (Yin & Neubig 2022)",
     )
     plot: str | None = option(
         metavar="FILE", writes=True, help="draw heat maps: .html, .png, .pdf or .svg (matplotlib draws the last three)"
@@ -56,7 +56,7 @@ class Explain(ChosenSentences, Output):
 
     def run(self, session: Any) -> Answer:
         """Compute the contributions."""
-        from fairseq_headgates.cli.sentences import answer, load, sentences
+        from fairseq_headgates.cli.sentences import answer_of, load, sentences
         from fairseq_headgates.extensions.explain.contributions import contributions
 
         model, origin = load(session, self)
@@ -66,7 +66,7 @@ class Explain(ChosenSentences, Output):
             number: contributions(model, session.task, sample, self.method, self.positions, self.instead_of)
             for number, sample in sentences(session, model, self)
         }
-        return answer(
+        return answer_of(
             self,
             explanation_json(found, signature),
             page=lambda: explanation_page(found, signature),

@@ -50,9 +50,11 @@ class Functions(FirstSentences, Output):
 
     Find the functions of heads by where their largest attention weight is: at a fixed offset (positional), on a word in
     a syntactic relation, on a rare token, on the aligned word. The decoder reads the reference; options of the search
-    have no effect. With several checkpoints (--path A:B), show which functions remain; the first checkpoint is that
-    before pruning, the others are trained from it.
+    have no effect. With --path A:B, A is the model before pruning and B was trained from it: show which functions
+    remain.
     """
+
+    shows_tokens = True
 
     conllu: str | None = option(
         metavar="FILE",
@@ -60,12 +62,12 @@ class Functions(FirstSentences, Output):
         help="dependency trees of the source: CoNLL-U, also as .gz, with one tree for every sentence of --gen-subset",
     )
     target_conllu: str | None = option(
-        metavar="FILE", reads="the trees", help="the same of the target, for decoder self-attention"
+        metavar="FILE", reads="the trees", help="dependency trees of the target, for decoder self-attention"
     )
     relations: str | None = option(
         metavar="R[,R...]",
-        help="relations of the trees to look for, subtypes included (default: those of nsubj, obj or dobj, iobj, amod, "
-        "advmod, det and case that the trees have)",
+        help="relations of the trees to look for, subtypes included (default: nsubj, obj or dobj, iobj, amod, advmod, "
+        "det and case, those that the trees have)",
     )
     alignment: str | None = option(
         metavar="FILE",
@@ -81,26 +83,24 @@ class Functions(FirstSentences, Output):
     )
     align_by: str | None = option(
         metavar="WHAT",
-        help="weights of --write-alignments: attention weights of decoder-encoder heads, averaged over them "
-        "(dec-enc:1.3,dec-enc:2.*; of an asterisk, over those that are left); best, those of the head with the highest "
-        f"rate of the function alignment; or contributions of tokens ({', '.join(EXPLANATIONS)}) as in `headgates "
-        "explain` (default: alti)",
+        help="weights of --write-alignments: the mean attention weights of heads (dec-enc:1.3,dec-enc:2.*; * is those "
+        "that are left); best: those of the head with the highest alignment rate, with --alignment; or contributions "
+        f"of tokens ({', '.join(EXPLANATIONS)}) as in `headgates explain` (default: alti)",
     )
     no_rare: bool = option(default=False, help="do not look for heads that attend to rare tokens")
     positional: float = option(
         metavar="PERCENT",
         type=_percent,
         default=DEFAULTS.positional,
-        help="a head is positional if its maximum is at the same offset for at least PERCENT of the tokens for which "
-        "that position exists (default: %(default)g)",
+        help="a head is positional if its maximum has the same offset for at least PERCENT of the tokens for which "
+        "this offset exists (default: %(default)g)",
     )
     margin: float = option(
         metavar="POINTS",
         type=_percent,
         default=DEFAULTS.margin,
-        help="for relations and alignments: minimum difference between the rate of a head and the baseline, the rate "
-        "of the most frequent offset; the 95%% confidence interval must also be above the baseline (default: "
-        "%(default)g)",
+        help="for relations and alignments: by how much the rate of a head must exceed the baseline, the rate of the "
+        "most frequent offset. The 95%% confidence interval must also be above the baseline (default: %(default)g)",
     )
     rare: float = option(
         metavar="PERCENT",
@@ -111,9 +111,9 @@ class Functions(FirstSentences, Output):
     )
     statistics: bool = option(
         default=False,
-        help="also print the most frequent offset, entropy, confidence, weights on EOS, the first token, the token "
-        "itself and the last earlier token of the same form, and how monotonic decoder-encoder attention is, for every "
-        "head",
+        help="also print for every head: the most frequent offset; entropy; confidence; the weight on EOS, on the "
+        "first token, on the token itself and on the last earlier token of the same form; how monotonic dec-enc "
+        "attention is",
     )
     scores: str | None = option(
         metavar="FILE",

@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, argument, command, option
-from fairseq_headgates.cli.options import Trust
+from fairseq_headgates.cli.options import LoadsCheckpoint
 from fairseq_headgates.cli.output import check_matplotlib
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.files import check_writable
@@ -17,11 +17,10 @@ from fairseq_headgates.messages import logging_only
     "headgates report report.html gated baseline/checkpoint_best.pt",
     "headgates report scores.html gated scores.json functions.json",
 )
-class Report(Trust):
+class Report(LoadsCheckpoint):
     """Write a web page about an experiment.
 
-    Write a report: one HTML file that opens from disk, without network, with figures and tables of the inputs, in any
-    combination.
+    Write one HTML file with figures and tables of all inputs. It opens from disk and needs no network.
     """
 
     out: str = argument(metavar="OUT.html", type=filled, help="the page to write")
