@@ -44,9 +44,9 @@ class Declared:
     positional: bool = False
 
 
-def argument(*, reads: str = "", **keywords: Any) -> Any:
+def argument(*, reads: str = "", writes: bool = False, **keywords: Any) -> Any:
     """Declare a positional argument; see `Declared`."""
-    return Declared(keywords, reads, positional=True)
+    return Declared(keywords, reads, writes, positional=True)
 
 
 def option(*, reads: str = "", writes: bool = False, within: Group | None = None, **keywords: Any) -> Any:

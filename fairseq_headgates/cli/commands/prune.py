@@ -12,7 +12,6 @@ from fairseq_headgates.cli.output import then_evaluate, warn
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.drawing.tables import removal_table
 from fairseq_headgates.files import to_json
-from fairseq_headgates.files.writing import refuse_standard_output
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +32,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
     epilog = OPEN
 
     checkpoint: str = Checkpoint.checkpoint  # before OUT
-    output: str = argument(metavar="OUT", type=filled, help="the checkpoint to write")
+    output: str = argument(metavar="OUT", type=filled, writes=True, help="the checkpoint to write")
     stock: bool = option(
         default=False,
         help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
@@ -55,7 +54,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
 
     def files_to_write(self) -> dict[str, str]:
         """Return OUT, unless nothing is written."""
-        return {} if self.dry_run else {"OUT": self.output}
+        return {} if self.dry_run else super().files_to_write()
 
     def fairseq_arguments(self) -> list[str] | None:
         """Return DATA of --refit, the checkpoint, and all words that are not options of this command."""
@@ -63,7 +62,6 @@ class Prune(Checkpoint, Choice, Precision, Refit):
 
     def check(self) -> None:
         """Raise ValueError for options that contradict each other."""
-        refuse_standard_output(self.output)
         if self.stock and self.stored_options():
             raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
 

@@ -8,7 +8,6 @@ from fairseq_headgates.cli.command import Answer, argument, command, option
 from fairseq_headgates.cli.options import LoadsCheckpoint
 from fairseq_headgates.cli.output import check_matplotlib
 from fairseq_headgates.cli.parser import filled
-from fairseq_headgates.files import check_writable
 from fairseq_headgates.messages import logging_only
 
 
@@ -23,7 +22,7 @@ class Report(LoadsCheckpoint):
     Write one HTML file with figures and tables of all inputs. It opens from disk and needs no network.
     """
 
-    out: str = argument(metavar="OUT.html", type=filled, help="the page to write")
+    out: str = argument(metavar="OUT.html", type=filled, writes=True, help="the page to write")
     files: list[str] = argument(
         metavar="INPUT",
         nargs="+",
@@ -35,11 +34,10 @@ class Report(LoadsCheckpoint):
     force: bool = option(default=False, help="overwrite files that exist")
 
     def check(self) -> None:
-        """Raise ValueError if the page cannot be drawn or written."""
+        """Raise ValueError if the page cannot be drawn, or has another name."""
         check_matplotlib("headgates report")
         if not self.out.endswith(".html"):  # the first INPUT, if OUT.html is forgotten
             raise ValueError(f"{self.out} would be overwritten: the name of this output must end in .html")
-        check_writable(self.out, self.force)
 
     def run(self, session: Any) -> Answer:
         """Read the inputs, and draw the page."""

@@ -144,9 +144,11 @@ def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
 
 def test_an_input_is_not_overwritten(tmp_path, headgates):
     """OUT.html was forgotten."""
-    path = tmp_path / "in.json"
-    path.write_text(json.dumps(SWEEP))
-    error = one_line(headgates("report", path, path, "--force", code=2))
+    path, other = tmp_path / "in.json", tmp_path / "other.json"
+    for each in (path, other):
+        each.write_text(json.dumps(SWEEP))
+    assert "would replace the input" in one_line(headgates("report", path, path, "--force", code=2))
+    error = one_line(headgates("report", path, other, "--force", code=2))
     assert "in.json would be overwritten: the name of this output must end in ." in error
     assert json.loads(path.read_text()) == SWEEP
 
