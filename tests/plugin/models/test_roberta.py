@@ -73,7 +73,7 @@ def test_a_classifier_with_a_decoder_is_refused_with_a_reason():
     model = build("bart_head_gates")
     model.register_classification_head(HEAD, num_classes=2)
     with pytest.raises(ValueError, match="the checkpoint is a classifier with a decoder"):
-        load_dataset(argparse.Namespace(), CLASSIFICATION, model)
+        load_dataset(argparse.Namespace(), CLASSIFICATION, model, "valid")
 
 
 def test_the_gradient_score_is_the_derivative_with_respect_to_a_gate():
