@@ -14,6 +14,8 @@ from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.fairseq_options import MEASURING, SEARCHING, changed_options, fairseq_options
 from fairseq_headgates.data import metrics
 
+pytestmark = pytest.mark.usefixtures("few_resamplings")
+
 
 def test_search_options_with_scores_that_are_not_finite_are_refused(on_toy):
     curve = ["curve", "--by", "gate", "--steps", "0", "--types", "all", "--max-len-b", "9", "--lenpen", "1e300"]
