@@ -193,7 +193,7 @@ def test_ctrl_c_stops_it_with_a_checkpoint(tmp_path, toy, launch):
 @pytest.mark.rehearsal
 @pytest.mark.parametrize("by", [forked, pytest.param(torchrun, marks=pytest.mark.release)])
 def test_two_processes_stop_at_the_same_update(by, tmp_path, toy, start, launch):
-    """Spawned by fairseq and stopped by their parent, or by torchrun and stopped by one of two; then started by hand."""
+    """Spawned by fairseq and stopped by their parent, or by torchrun and stopped by one of two; then by hand."""
     reference, folder = tmp_path / "reference", tmp_path / "run"
     arguments = train_arguments(toy, reference, *TWO, updates=90)
     for command in [start("fairseq-train", *arguments, *own) for own in worker_arguments(2)]:
