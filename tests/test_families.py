@@ -118,7 +118,12 @@ def test_ablation_is_the_loss_of_the_masked_model(family, mode):
 # --- by command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.commands])
+BY_COMMAND = [name for name, family in FAMILIES.items() if family.commands]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.rehearsal] * (name != "transformer")) for name in BY_COMMAND]
+)
 def test_it_is_trained_pruned_compressed_and_measured_by_command(name, forms_of, run, request, tmp_path):
     """In every form alike, by fairseq's commands and by ours; the optimiser goes on with the pruned weights."""
     family, forms = FAMILIES[name], forms_of(name)

@@ -11,6 +11,7 @@ from support.fairseq_0_12_2 import IS_0_12_2
 from support.recipes import ROOT
 
 pytest.importorskip("ctranslate2")  # of generation_speed.py and same_outputs.py
+pytestmark = pytest.mark.rehearsal
 TINY = ["--vocabulary", 60, "--length", 4]
 
 
@@ -73,7 +74,6 @@ def test_same_outputs(tables, toy, checkpoints):
         assert rows[name]["different"] == 0 or name == "ctranslate2"  # differs where models are hardly trained
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_memory(tables, tmp_path):
     (rows,) = tables(

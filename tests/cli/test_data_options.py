@@ -14,6 +14,8 @@ from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.fairseq_options import MEASURING, SEARCHING, changed_options, fairseq_options
 from fairseq_headgates.data import metrics
 
+pytestmark = pytest.mark.usefixtures("few_resamplings")
+
 
 def test_extreme_but_valid_options_are_accepted(on_toy):
     """What the search limits by itself, and what is not used, stays allowed."""

@@ -138,6 +138,7 @@ def test_gated_pruned_and_stock_checkpoints_have_equal_results(evaluated, toy, f
     assert all(each.speed.unit == "words" and each.speed.per_second > 0 for each in (gated, pruned, stock))
 
 
+@pytest.mark.rehearsal
 def test_two_workers_evaluate_as_one(run, toy, checkpoints, tmp_path):
     outs = [tmp_path / f"{workers}.json" for workers in (1, 2)]
     for workers, out in enumerate(outs, 1):
@@ -225,6 +226,7 @@ def test_speeds_are_those_of_the_rounds_after_the_first(threads, clock, monkeypa
     assert Rates((1, 6, 2, 9, 3)).spread == 3
 
 
+@pytest.mark.usefixtures("few_resamplings")
 def test_a_speed_has_the_interval_of_its_rounds(on_toy, monkeypatch):
     measured = lambda systems, device, rounds: [Rates((900.0, 1234.0, 1000.0)[:rounds])]  # noqa: E731
     monkeypatch.setattr("fairseq_headgates.data.speed.speeds", measured)

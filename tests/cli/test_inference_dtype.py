@@ -11,7 +11,10 @@ from support.commands import EVALUATION
 from fairseq_headgates.inference import kernels, packed_linear
 
 STORED = ["--inference-dtype", "int8"]
-pytestmark = pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no int8 multiplication")
+pytestmark = [
+    pytest.mark.usefixtures("few_resamplings"),
+    pytest.mark.skipif(not kernels.int8_range(), reason="this torch has no int8 multiplication"),
+]
 
 
 @pytest.fixture(autouse=True)

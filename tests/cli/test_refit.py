@@ -61,6 +61,7 @@ def test_a_pruned_checkpoint_is_refitted(headgates, toy, checkpoints, tmp_path):
     assert shown["gate"]["dec-self"][0] == [1, 1, 1, 0] and shown["gate"]["dec-enc"][1] == [1, 0, 0, 0]
 
 
+@pytest.mark.rehearsal
 def test_two_workers_refit_as_one(start, toy, checkpoints, expected, tmp_path):
     arguments = ["prune", checkpoints["baseline"], tmp_path / "two.pt", *options(toy), "--max-tokens", 50]
     workers = [start("headgates", *arguments, *own) for own in worker_arguments(2)]

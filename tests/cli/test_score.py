@@ -71,6 +71,7 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
     """Three processes for fewer batches than that: one has nothing to do."""
     alone, shared = tmp_path / "alone.json", tmp_path / "shared.json"

@@ -261,6 +261,7 @@ def test_encoders_are_compressed(task, toy_classes, train_roberta, run, tmp_path
     check_smaller(run, data, [*task, *EVALUATION], tmp_path / "checkpoint_last.pt", tmp_path, metric)
 
 
+@pytest.mark.rehearsal
 def test_two_workers_compress_as_one(compressed, start, toy, checkpoints, tmp_path):
     places = [toy.data, "--path", checkpoints["baseline"], "--params", "0.8", "--fit-sentences", 60, *READ]
     workers = [

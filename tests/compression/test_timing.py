@@ -34,11 +34,11 @@ class Clock:
         self.seed, self.slower = None, 0.0
 
     def busy(self, seed, slower):
-        """From now on, stretches of 2 million multiplications take up to 1 + slower times as long."""
+        """From now on, stretches of a million multiplications take up to 1 + slower times as long."""
         self.seed, self.slower, self.multiplications = seed, slower, 0
 
     def pass_(self, multiplications):
-        stretch = random.Random(f"{self.seed} {self.multiplications // 2_000_000}").random()
+        stretch = random.Random(f"{self.seed} {self.multiplications // 1_000_000}").random()
         self.now += multiplications * (1 + self.slower * stretch)
         self.multiplications += multiplications
 
@@ -68,12 +68,12 @@ def clock(module_clock):
 
 @pytest.fixture(scope="module")
 def new_compressor(toy, checkpoints):
-    """Of the toy model, whose validation set is translated."""
-    words = [toy.data, "--gen-subset", "valid", "--path", checkpoints["baseline"], "--beam", BEAM, "--batch-size", 10]
-    args = fairseq_options("compress", [*map(str, words), "--cpu"])
-    task, (_, model) = setup_task(args), load_model(str(checkpoints["baseline"]))
-    corpus = load_corpus(args, task, model)
-    return lambda: Compressor(model, corpus, corpus, ["heads", "neurons"], lambda text: iter, timed=True)
+    """Of the toy model, refitted on the validation set; the test set is translated."""
+    words = [toy.data, "--path", checkpoints["baseline"], "--beam", BEAM, "--batch-size", 10, "--cpu"]
+    both = [fairseq_options("compress", [*map(str, words), "--gen-subset", name]) for name in ("valid", "test")]
+    task, (_, model) = setup_task(both[0]), load_model(str(checkpoints["baseline"]))
+    fit, measured = (load_corpus(args, task, model) for args in both)
+    return lambda: Compressor(model, fit, measured, ["heads", "neurons"], lambda text: iter, timed=True)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,7 @@ def on_busy_machine(compressor, new_compressor, clock, monkeypatch):
     return on_busy_machine
 
 
+@pytest.mark.rehearsal
 def test_noise_changes_little(compressor, on_busy_machine, clock):
     found = on_busy_machine(1, slower=0.3).compress(speedup=1.4).results
     low, high = found["speedup_interval"]
@@ -176,6 +177,7 @@ def test_noise_changes_little(compressor, on_busy_machine, clock):
     assert without["parameters"][1] == pytest.approx(found["parameters"][1], rel=0.05)
 
 
+@pytest.mark.rehearsal
 def test_no_plan_is_made_from_noise(on_busy_machine, monkeypatch):
     """Neither if the machine is busy from the start, nor if it is when the blocks are measured."""
     with pytest.raises(ValueError, match=r"timings vary by \d\d%, --speedup is 1.2: the machine is busy") as raised:
@@ -202,8 +204,9 @@ def test_speeds_out_of_reach_are_refused_at_once(new_compressor):
     assert "units" not in vars(found)  # whose costs take longer
 
 
+@pytest.mark.usefixtures("few_resamplings")
 def test_the_command_writes_a_model_with_a_speed(toy, checkpoints, headgates, tmp_path):
-    places = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "valid", "--beam", 1, *READ]
+    places = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "test", "--beam", 1, *READ]
     options = ["--speedup", 1.2, "--inference-dtype", "int8", "--fit-sentences", 60]
     (found,) = json.loads(headgates("compress", *places, *options, "--out", tmp_path / "fast.pt", "--json"))
     assert found["speedup"] == pytest.approx(1.2, rel=0.03)

@@ -84,7 +84,7 @@ def test_ablation_by_accuracy(models, run, toy_classes, tmp_path):
         assert "McNemar's exact test" in done.out and "bits per sentence" in done.out
 
 
-@pytest.mark.parametrize("task", ["classes", "masked"])
+@pytest.mark.parametrize("task", ["classes", pytest.param("masked", marks=pytest.mark.rehearsal)])
 def test_all_commands_and_a_report_of_their_results(task, models, run, toy_classes, tmp_path):
     path, data, reading = models["gated"], toy_classes, READING
     if task == "masked":

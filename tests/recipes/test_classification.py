@@ -94,8 +94,11 @@ def classified(made_once):
     return made_once("classified", make)
 
 
-@pytest.mark.xdist_group("classified")
-@pytest.mark.rehearsal
+def of_classified(test):
+    return pytest.mark.xdist_group("classified")(pytest.mark.rehearsal(pytest.mark.release(test)))
+
+
+@of_classified
 def test_the_table_has_the_numbers_of_an_independent_computation(classified):
     out, gold = classified / "out", truth(classified / "raw")
     table = rows(out / "results.tsv")
@@ -125,8 +128,7 @@ def test_the_table_has_the_numbers_of_an_independent_computation(classified):
     assert [line[3] for line in lines] == [f"{float(row['accuracy']):.2f}" for row in table.values()]
 
 
-@pytest.mark.xdist_group("classified")
-@pytest.mark.rehearsal
+@of_classified
 def test_fairseq_validate_gives_the_same_accuracy(classified, tmp_path):
     out = classified / "out"
     command = "fairseq-validate {0}/data-bin --task sentence_prediction --criterion sentence_prediction --cpu "
@@ -138,8 +140,7 @@ def test_fairseq_validate_gives_the_same_accuracy(classified, tmp_path):
     assert accuracy == pytest.approx(float(rows(out / "results.tsv")["baseline+"]["accuracy"]), abs=0.05)
 
 
-@pytest.mark.xdist_group("classified")
-@pytest.mark.rehearsal
+@of_classified
 def test_a_finished_recipe_prints_the_same_table_and_trains_nothing(classified):
     out, arguments = classified / "out", (classified / "raw", classified / "out")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}

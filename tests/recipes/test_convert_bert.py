@@ -204,6 +204,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path):
     """From text to a table, with the model's own tokenizer."""
     pytest.importorskip("tokenizers")

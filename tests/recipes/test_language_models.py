@@ -160,7 +160,8 @@ def assert_repeating_does_nothing(recipe, arguments, given, printed):
 
 
 @pytest.mark.rehearsal
-@pytest.mark.parametrize("arch", ["transformer_lm", pytest.param(ALL, marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("arch", ["transformer_lm", ALL])
 def test_the_language_model_recipe_prints_a_correct_table(arch, text, tmp_path):
     """Gates that close within four updates, compression; perplexities as computed here; the second run does nothing."""
     out = tmp_path / "out"

@@ -33,6 +33,10 @@ def long(test):
     return pytest.mark.rehearsal(pytest.mark.release(test))
 
 
+def long_case(value):
+    return pytest.param(value, marks=[pytest.mark.rehearsal, pytest.mark.release])
+
+
 def of_wmt(test):
     return pytest.mark.xdist_group("wmt")(long(test))
 
@@ -222,7 +226,7 @@ def test_missing_requirements_are_reported_before_anything_is_written(tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", "opensubtitles_en_ru.sh", "iwslt14_de_en.sh"])
+@pytest.mark.parametrize("recipe", ["wmt_en_ru.sh", *map(long_case, ("opensubtitles_en_ru.sh", "iwslt14_de_en.sh"))])
 def test_a_dry_run_prints_every_command_and_writes_nothing(recipe, tmp_path):
     """It warns of a disk that is too small for the run."""
     result = run(recipe, "--dry-run", tmp_path / "out", RUNS="enc-self:0.01 all:0.02", DISK_GB=10**9)

@@ -150,6 +150,7 @@ def test_ctrl_c_ends_a_recipe_inside_a_recipe(tmp_path, waiting):
 
 
 @pytest.mark.rehearsal
+@pytest.mark.release
 def test_ctrl_c_stops_a_training_with_a_checkpoint(tmp_path):
     """While it starts, in the middle (also by the file `stop`) and in the evaluation; the results are the same."""
     make_corpus(tmp_path / "raw")

@@ -26,8 +26,8 @@ SECONDS = 20
 MEGABYTES = 1500  # beside what the imported libraries take
 
 # What the commands import besides PRELOADED, most of it only when it is needed. Some are extras, and may be missing.
-IMPORTED = ["ctranslate2.specs.transformer_spec", "fairseq_headgates.checkpoints.ctranslate2"]
-IMPORTED += [f"fairseq_headgates.cli.{name}" for name in ("session", "show", "prune", "convert")]
+IMPORTED = ["ctranslate2.specs.transformer_spec", "fairseq_headgates.extensions.convert.action"]
+IMPORTED += [f"fairseq_headgates.cli.{name}" for name in ("session", "actions.show", "actions.prune")]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from support.commands import (
     worker_arguments,
 )
 from support.fairseq_0_12_2 import as_later_versions
-from support.in_process import can_run, run_fairseq_here, run_here
+from support.in_process import can_run, never_compose_twice, run_fairseq_here, run_here
 
 # Fixtures that several test files share.
 pytest_plugins = [
@@ -44,6 +44,7 @@ settings.load_profile("headgates")
 # So that models of this plugin can be compared with those of fairseq 0.12.2. checkpoints/test_fairseq_0_12_2.py runs it
 # as it is, and so do the installed programs.
 as_later_versions()
+never_compose_twice()
 
 # Before tests import scripts of recipes, which import headgates_start: with that the package registers nothing.
 import fairseq_headgates  # noqa: E402, F401

@@ -191,22 +191,24 @@ def test_ctrl_c_stops_it_with_a_checkpoint(tmp_path, toy, launch):
 
 
 @pytest.mark.rehearsal
-def test_two_processes_stop_at_the_same_update(tmp_path, toy, start, launch):
-    """Spawned by fairseq and stopped by its parent, started by torchrun and stopped by one of two, and by hand."""
+@pytest.mark.parametrize("by", [forked, pytest.param(torchrun, marks=pytest.mark.release)])
+def test_two_processes_stop_at_the_same_update(by, tmp_path, toy, start, launch):
+    """Spawned by fairseq and stopped by their parent, or by torchrun and stopped by one of two; then by hand."""
     reference, folder = tmp_path / "reference", tmp_path / "run"
     arguments = train_arguments(toy, reference, *TWO, updates=90)
     for command in [start("fairseq-train", *arguments, *own) for own in worker_arguments(2)]:
         command.finish().expect(0)
 
     arguments = train_arguments(toy, folder, *TWO, updates=90)
-    run = launch([*arguments, "--distributed-world-size", 2], devices=2)
-    first = stopped_at(run.reach(9).signal(signal.SIGUSR1).finish())
-    run = launch(arguments, by=torchrun).reach(5)
-    os.kill(worker(run, rank=1), signal.SIGUSR1)
-    second = stopped_at(run.finish())
-    assert 9 <= first < first + 5 <= second and not (folder / "finished").exists()
-    for run in [launch([*arguments, *own], log=f"log{own[-1]}") for own in worker_arguments(2)]:
-        run.finish()
+    if by is torchrun:
+        run = launch(arguments, by=by).reach(5)
+        os.kill(worker(run, rank=1), signal.SIGUSR1)
+    else:
+        run = launch([*arguments, "--distributed-world-size", 2], devices=2).reach(5).signal(signal.SIGUSR1)
+    stopped = stopped_at(run.finish())
+    assert 5 <= stopped < 90 and not (folder / "finished").exists()
+    runs = [launch([*arguments, *own], log=f"log{own[-1]}") for own in worker_arguments(2)]
+    assert f" @ {stopped} updates" in "".join([run.finish() for run in runs])
     assert_same_training(folder, reference)
 
 
