@@ -216,6 +216,28 @@ def test_a_subset_at_a_very_low_temperature_has_the_highest_scores_and_finite_gr
     assert scores.grad.isfinite().all()
 
 
+# Penalties
+
+
+def test_the_l0_penalty_is_lambda_times_the_probability_that_each_gate_is_open():
+    log_alpha = torch.randn(3, 4).tolist()
+    method = L0Gates(layers(log_alpha), LAYER_TYPES)
+    weight = [0.1 * (i + 1) for i in range(12)]
+    p = [1 / (1 + math.exp(-(a - 0.33 * math.log(0.1 / 1.1)))) for row in log_alpha for a in row]
+    expected = sum(w * each for w, each in zip(weight, p, strict=True))
+    assert method.penalty(method.log_alpha(), torch.tensor(weight)).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_fixed_gates_have_no_lagrangian_penalty_but_gradients():
+    method = LagrangianGates(layers(lr_scale=10.0), LAYER_TYPES, {("enc-self", "dec-enc"): 5}, fix_after=10)
+    with torch.no_grad():
+        method.multipliers.fill_(0.5)
+    method.set_num_updates(10)
+    penalty = method.penalty(method.log_alpha(), torch.zeros(12))
+    penalty.backward()
+    assert penalty.item() == 0 and method.multipliers.grad.tolist() == [[0, 0]]
+
+
 # Lagrange multipliers
 
 
