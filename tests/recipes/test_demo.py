@@ -12,7 +12,7 @@ from support.recipes import RECIPES, ROOT, refused, run, shell
 NOTEBOOK = ROOT / "notebooks" / "tour.ipynb"
 # Too few updates and sentences to learn from.
 SHORT = {"UPDATES": 6, "WARMUP": 2, "PRUNE_UPDATES": 6, "PRUNE_WARMUP": 1, "SPARSITY_WARMUP": 2, "BPE": 200}
-SIZES = ["--train", "300", "--valid", "20", "--test", "20"]
+SIZES = ["--train", "300", "--valid", "60", "--test", "20"]  # the notebook reads 50 sentences of the validation set
 
 
 @pytest.mark.rehearsal
