@@ -30,7 +30,7 @@ setup: ## make the environment (test, demo, check ... do this themselves)
 test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
 
-rehearse: setup ## run the long tests: whole recipes, the demo, interrupted runs, fuzzing, packages
+rehearse: setup ## run the long tests: a whole recipe, a short demo, interrupted runs, packages
 	@$(PYTEST) --dist loadgroup -m "rehearsal and not release" --durations 12 $(ARGS)
 
 releasetests: setup ## run the long tests that make rehearse leaves out, before a release

@@ -178,13 +178,23 @@ install_fairseq() {
   # edit distances and monotonic attention use, without optimisation. That takes less than half of the time. Not with
   # ninja: torch would write one build.ninja for all of them.
   local build=$venv/build
-  mkdir -p "$build"
+  rm -rf "$build" && mkdir -p "$build"
   printf '[build_ext]\nparallel = %s\n' "$(nproc)" >"$build/parallel.cfg"
   printf '#!/bin/sh\nexit 1\n' >"$build/ninja"
   chmod +x "$build/ninja"
+  # The tools are installed meanwhile. If that fails, it fails again in the next step.
+  [[ $extras != fairseq,* ]] || (log=$venv/tools.log && install_checkout "${extras#fairseq,}") &
   PATH=$build:$PATH DIST_EXTRA_CONFIG=$build/parallel.cfg CFLAGS="-O0 -g0 ${CFLAGS:-}" CXXFLAGS="-O0 -g0 ${CXXFLAGS:-}" \
-    pip install $isolation -c "$venv/constraints.txt" "$fairseq_spec" ||
+    pip wheel $isolation --no-deps -c "$venv/constraints.txt" -w "$build" "$fairseq_spec" && wait &&
+    pip install $isolation -c "$venv/constraints.txt" "$build"/fairseq*.whl ||
     die_with_log "$fairseq_spec cannot be installed; check the network and the compiler, and run this again"
+}
+
+# install_checkout EXTRAS
+install_checkout() {
+  # Most modules of the tools are never imported: they are not compiled in advance.
+  [[ ,$extras, != *,dev,* ]] || local -x PIP_NO_COMPILE=1
+  pip install --no-build-isolation -c "$venv/constraints.txt" -e ".[$1]"
 }
 
 started=$SECONDS
@@ -213,9 +223,7 @@ install_torch
 "$python" recipes/lib/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"
 install_fairseq
 step 4 "installing this checkout (editable) and its tools"
-# Most modules of the tools are never imported: they are not compiled in advance.
-[[ ,$extras, != *,dev,* ]] || export PIP_NO_COMPILE=1
-pip install --no-build-isolation -c "$venv/constraints.txt" -e ".[$extras]" ||
+install_checkout "$extras" ||
   die_with_log "the packages in setup.py cannot be installed; check the network and run this again"
 step 5 "checking" # not the project itself, whose errors the tests show
 check tools "$root" "$extras" && check fairseq "$fairseq_spec" && [[ -x $venv/bin/headgates ]] ||

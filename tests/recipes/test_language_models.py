@@ -72,6 +72,8 @@ def test_the_techniques_of_shim_are_the_default_with_all_attention(text, tmp_pat
     assert "--gate-output-scale" not in gated
 
 
+@pytest.mark.rehearsal
+@pytest.mark.release
 def test_wikitext103_trains_the_preset(tmp_path):
     """Every option of the model equals that of transformer_lm_all_attention_wt103."""
     result = run_recipe("wikitext103.sh", "--dry-run", tmp_path / "out")

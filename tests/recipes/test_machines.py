@@ -174,6 +174,8 @@ def test_a_dry_run_shows_processes_batches_and_gpus_of_a_machine(recipe, machine
     assert exported == ([f"export CUDA_VISIBLE_DEVICES={gpus}"] if gpus else [])
 
 
+@pytest.mark.rehearsal
+@pytest.mark.release
 def test_iwslt_trains_on_one_gpu_unless_the_size_of_an_update_is_given(tmp_path, eight_gpus):
     command = ["iwslt14_de_en.sh", "--dry-run", tmp_path / "out"]
     one = run(*command, **TINY)

@@ -118,7 +118,11 @@ def make_text(folder, stages):
 
 @pytest.mark.parametrize(
     ("program", "how"),
-    [(PROGRAMS[0], "ctrl-c"), (PROGRAMS[1], "SIGTERM"), *((name, "SIGUSR1") for name in PROGRAMS[2:])],
+    [
+        (PROGRAMS[0], "ctrl-c"),
+        (PROGRAMS[1], "SIGTERM"),
+        *(pytest.param(name, "SIGUSR1", marks=[pytest.mark.rehearsal, pytest.mark.release]) for name in PROGRAMS[2:]),
+    ],
 )
 def test_a_signal_ends_the_start_of_a_recipe_and_the_preparation_of_text(program, how, raw, tmp_path, waiting):
     settings = {"PRETOKENIZED": int(program != "sacremoses"), "HEADGATES": PLUGIN if program != "headgates" else ""}

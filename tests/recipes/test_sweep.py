@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 
+import pytest
 from support.recipes import RECIPES
 
 
@@ -40,6 +41,8 @@ def test_shares_cover_all_models_once_with_their_baselines(raw, tmp_path):
     )
 
 
+@pytest.mark.rehearsal
+@pytest.mark.release
 def test_shares_begin_with_different_seeds(raw, tmp_path):
     given = {"RUNS": "all:0.1 all=4", "SEEDS": "1 2 3"}
     whole = trained(dry_run(raw, tmp_path / "out", **given))
@@ -50,6 +53,8 @@ def test_shares_begin_with_different_seeds(raw, tmp_path):
     assert set().union(*shares) == set(whole) and len(whole) == 12
 
 
+@pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_job_of_a_slurm_array_has_its_share(raw, tmp_path):
     """Also if an index of the array is missing: here there are 3 and 7, of 3, 5 and 7."""
     array = {"SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "7", "SLURM_ARRAY_TASK_STEP": "2"}
