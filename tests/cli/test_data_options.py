@@ -12,6 +12,7 @@ from support.fairseq_0_12_2 import IS_0_12_2
 
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.fairseq_options import MEASURING, SEARCHING, changed_options, fairseq_options
+from fairseq_headgates.cli.main import find_commands
 from fairseq_headgates.data import metrics
 
 pytestmark = pytest.mark.usefixtures("few_resamplings")
@@ -71,7 +72,7 @@ def test_options_that_only_fairseq_uses_are_refused(given, name):
 
 def test_heads_are_scored_on_the_validation_set_and_results_measured_on_the_test_set():
     found = {
-        command: fairseq_options(command, ["data", "--path", "x.pt"]).gen_subset
+        command: fairseq_options(command, ["data", "--path", "x.pt"], find_commands()[command].subset).gen_subset
         for command in ("score", "ablate", "curve", "evaluate")
     }
     assert found == {"score": "valid", "ablate": "test", "curve": "test", "evaluate": "test"}

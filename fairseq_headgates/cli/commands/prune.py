@@ -12,6 +12,7 @@ from fairseq_headgates.cli.output import then_evaluate, warn
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.drawing.tables import removal_table
 from fairseq_headgates.files import to_json
+from fairseq_headgates.files.writing import refuse_standard_output
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,7 +62,8 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         return None if self.refit is None else [self.refit, "--path", self.checkpoint, *self.rest]
 
     def check(self) -> None:
-        """Raise ValueError for options that contradict each other."""
+        """Raise ValueError for options that contradict each other, with --dry-run also for `-`."""
+        refuse_standard_output(self.output)
         if self.stock and self.stored_options():
             raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
 

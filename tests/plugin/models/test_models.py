@@ -139,7 +139,7 @@ def test_lists_and_mappings_of_yaml_are_taken_and_stored_as_text():
         ({"gate_heads": 3}, "unknown attention type '3'"),
         ({"gate_stretch": [-0.1, "x"]}, "the gate stretch is '-0.1,x'"),
         ({"alive_heads": {"enc-self": [[1, 2]]}}, "enc-self.0.1 must be 1 or 0, not 2"),
-        ({"alive_heads": [[1, 0]]}, "--alive-heads: a mask cannot be of type list"),
+        ({"alive_heads": [[1, 0]]}, "--alive-heads: expected str, bytes or os.PathLike object, not list"),
         ({"gate_temperature": [1]}, "--gate-temperature: float() argument must be"),
         ({"remove_heads": "no"}, "--remove-heads: 'no' is neither true nor false"),
     ],
