@@ -208,7 +208,7 @@ def test_quantization(quantization, mask, tmp_path):
     ids=["one", "two", "all"],
 )
 def test_feed_forward_blocks_without_neurons(dims, quantization, tmp_path):
-    """In single precision, and as CTranslate2 computes by default: in the type of the weights that the processor has."""
+    """In single precision, and as CTranslate2 computes by default: in the type of the weights, where it can."""
     model, found, tolerance = make_model(), [], TOLERANCES[quantization or "float32"]
     whole = without_neurons(model, dims)
     for name, each in {"small": set_ffn_dims(copy.deepcopy(model), dims), "whole": whole}.items():
