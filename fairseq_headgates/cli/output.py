@@ -61,12 +61,12 @@ def then_evaluate(options: LoadsCheckpoint, output: str, checkpoint: str) -> str
 
 def deliver(options: Options, answer: Answer) -> None:
     """Write the files of a command, and print what it found. Raise ValueError for what cannot be written."""
-    if plot := getattr(options, "plot", None):
-        content = answer.page() if answer.page and plot.endswith(".html") else picture(plot, answer.figure)
-        write_whole(plot, content, options.force)
     for option, content in answer.files.items():
         if path := getattr(options, option):
             write_whole(path, content, options.force)
+    if plot := getattr(options, "plot", None):  # last, because drawing can fail
+        drawn = answer.page() if answer.page and plot.endswith(".html") else picture(plot, answer.figure)
+        write_whole(plot, drawn, options.force)
     if text := answer.json if getattr(options, "json", False) else answer.text:
         say(text)
     if answer.missed:
