@@ -157,6 +157,10 @@ class MaskedTokens(FromLogits):
     unit = "masked token"
     signed = (*BLOCK, "mask_prob", "leave_unmasked_prob", "random_token_prob", "seed")
 
+    def __init__(self, task: Any):
+        super().__init__(task)
+        _refuse(task.cfg, skip_masking="leave it out")  # other tokens are predicted with it
+
     def check_relevance(self) -> None:
         """Raise ValueError: masked tokens have none."""
         raise ValueError(

@@ -81,6 +81,7 @@ def _tokens(task: Any, text: str, side: str) -> Tensor:
     """Return the tokens of one side of a sentence; in a multilingual task, after the token of a language."""
     dictionary = getattr(task, f"{side}_dictionary")
     tokens = dictionary.encode_line(text, add_if_not_exist=False).long()
+    _refuse_padding(tokens, dictionary.pad())
     if not hasattr(task, "data_manager"):
         return tokens
     manager, (source_mark, target_mark) = task.data_manager, task.args.langtoks["main"]
@@ -116,8 +117,14 @@ def _text_sample(task: Any, model: Any, line: str) -> Sample:
             ids.append(task.cfg.separator_token)
         ids += dictionary.encode_line(text, add_if_not_exist=False, append_eos=encoder).tolist()
     tokens = torch.tensor(ids)
+    _refuse_padding(tokens, dictionary.pad())
     _check_length(tokens, model.max_positions(), "text")
     return _placed({"net_input": {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}}, model)
+
+
+def _refuse_padding(tokens: Tensor, pad: int) -> None:
+    if tokens.eq(pad).any():  # the model would not see it
+        raise ValueError("the text has the symbol of padding, <pad>: leave it out")
 
 
 def _check_length(tokens: Tensor, longest: int, side: str) -> None:

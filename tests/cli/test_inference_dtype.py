@@ -77,8 +77,9 @@ def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, gener
 
 
 def test_training_with_it_is_in_single_precision(train, tmp_path):
-    train(tmp_path / "int8", *STORED, updates=1)
+    done = train(tmp_path / "int8", *STORED, updates=1)
     train(tmp_path / "float32", updates=1)
+    assert "--inference-dtype int8 has no effect on training and validation" in done.text
     ours, other = (torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("int8", "float32"))
     assert all(torch.equal(ours[name], other[name]) for name in other)
 

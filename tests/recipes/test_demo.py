@@ -96,8 +96,8 @@ def smaller(printed):
 def makes_models_smaller(rows):
     """Half of the heads by gradient scores alone is far too much."""
     gradient, refit, compressed = (float(row[3]) for row in rows[1:4])
-    # Measured on three processors: a refit -0.7, -3.3, -7.4; compressed 0.0, -1.1, -0.5; see above.
-    assert gradient < refit - 5 and refit > -15 and compressed > -4
+    # Measured: -0.7 and 0.0; see above. On an AMD EPYC a refit was -7.4, which is below this bound.
+    assert gradient < refit - 5 and refit > -6 and compressed > -4
     whole, smallest = (float(rows[number][1].rstrip("M")) for number in (0, 3))
     assert smallest <= 0.71 * whole
 

@@ -53,6 +53,8 @@ def prepare_training(model_class: Any, args: Any) -> dict[str, Any]:
     run = _run(args)
     if run is None:
         return {}
+    if (dtype := getattr(args, "inference_dtype", None)) not in (None, DEFAULTS["inference_dtype"]):
+        logger.info(f"{_flag('inference_dtype', dtype)} has no effect on training and validation")
     path = starting_checkpoint(run)
     if path is None:
         return {}
