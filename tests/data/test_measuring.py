@@ -188,3 +188,9 @@ def test_an_interrupted_measurement_leaves_the_model_unchanged(name, passes):
     with pytest.raises(KeyboardInterrupt):
         MEASURES[name](model)
     assert_unchanged(model, before)
+
+
+def test_padding_in_a_typed_sentence_is_refused():
+    """The model would not see it."""
+    with pytest.raises(ValueError, match="the text has the symbol of padding, <pad>: leave it out"):
+        list(typed_sentences(GENERATE, TASK, make_model(), ["w1 <pad> w3"]))
