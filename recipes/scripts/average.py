@@ -1,6 +1,6 @@
 """Average the last checkpoints of a training run (Vaswani et al. 2017, section 6.1).
 
-    python3 recipes/lib training.average RUN_DIR OUTPUT --last N
+    python3 recipes/scripts/average.py RUN_DIR OUTPUT --last N
 
 takes the N checkpoints of RUN_DIR with the most updates, or all if there are fewer: `checkpoint_last.pt` and those of
 --save-interval-updates, `checkpoint_EPOCH_UPDATES.pt` (fairseq writes none where an epoch ends). Gates are averaged
@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from commands import ArgumentParser, whole
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.safety.checkpoint import updates_of
@@ -52,17 +51,18 @@ def average(paths: list[Path]) -> dict:
     return state
 
 
-def work(args: argparse.Namespace) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("output", metavar="OUTPUT")
+    parser.add_argument("--last", type=int, required=True, metavar="N")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
     paths = last_checkpoints(args.run, args.last)
     save_checkpoint(average(paths), args.output, force=True)
     fewer = f" (--last {args.last}, but there are {len(paths)})" if len(paths) < args.last else ""
     print(f"average of {', '.join(path.name for path in paths)}{fewer}")
 
 
-def main(argv: list[str]) -> None:
-    parser = ArgumentParser(__name__, __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR")
-    parser.add_argument("output", metavar="OUTPUT")
-    parser.add_argument("--last", type=whole(), required=True, metavar="N")
-    torch.set_num_threads(1)
-    work(parser.parse_args(argv))
+if __name__ == "__main__":
+    main()

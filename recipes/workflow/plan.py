@@ -1,0 +1,235 @@
+"""The models of a recipe and the options of the commands that make them, from its configuration.
+
+The Snakefiles import this module. It needs only the standard library: Snakemake may be installed apart from fairseq.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+Options = Mapping[str, Any]
+TYPES = ("enc-self", "dec-self", "dec-enc")
+KINDS = ("gates", "scores", "params", "speedup", "scratch")
+BASELINE, CONTROL, FROZEN = "baseline", "baseline+", "baseline+frozen"
+# Keys of a run whose value may be a list: one run for each value.
+SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup")
+
+
+def command_line(*groups: Options) -> str:
+    """Return the options of a command: {"max-update": 10, "cpu": True} is `--max-update 10 --cpu`.
+
+    Values of later groups replace those of earlier ones; null and false leave an option out.
+    """
+    merged = {name: value for group in groups for name, value in group.items()}
+    words = (
+        f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}"
+        for name, value in merged.items()
+        if value is not None and value is not False
+    )
+    return " ".join(words)
+
+
+def whole_length(options: Options) -> dict[str, Any]:
+    """Return options of a training; with the schedule polynomial_decay the learning rate is 0 at max-update."""
+    falls = options.get("lr-scheduler") == "polynomial_decay"
+    return ({"total-num-update": options.get("max-update")} if falls else {}) | dict(options)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between translation, language models and classifiers.
+
+    Attributes:
+        arch, gated_arch: architectures without and with gates
+        criterion: the criterion of training; with gates its name ends in _l0
+        task: options of the task, also for the commands of headgates
+        heads: the heads of the model, {attention type: number}
+        start: the checkpoint that the baseline is trained from, in the folder of the seed; None: random weights
+    """
+
+    arch: str
+    gated_arch: str
+    criterion: str
+    task: Options
+    heads: Mapping[str, int]
+    start: str | None = None
+
+    def types(self, names: str) -> str:
+        """Return attention types separated by commas; "all" are those of the model."""
+        return ",".join(self.heads) if names == "all" else names
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the table: the baseline, a control, or what a run makes of the baseline.
+
+    Attributes:
+        name: the name of its folder
+        control: the name of the model that it is compared with
+        run: its entry in `runs`; empty for the baseline and its controls
+    """
+
+    name: str
+    control: str | None = None
+    run: Options = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS, or "" for the baseline and its controls."""
+        return next((kind for kind in KINDS if kind in self.run), "")
+
+    @property
+    def is_trained(self) -> bool:
+        return bool(self.run.get("train", True))
+
+    @property
+    def checkpoint(self) -> str:
+        """Path of the model that is evaluated, in the folder of the seed."""
+        return f"{self.name}/{'trained' if self.kind in ('', 'scratch') else 'pruned'}.pt"
+
+    @property
+    def start(self) -> str:
+        """Path of the model after the removal, from which a further training starts."""
+        return f"{self.name}/{'start' if self.is_trained else 'pruned'}.pt"
+
+    @property
+    def steps(self) -> list[str]:
+        """Folders of the steps of removal; the last one is that of the model."""
+        steps = self.run.get("steps", 1)
+        return [f"{self.name}/step{step}" for step in range(1, steps)] + [self.name]
+
+
+def sweep(name: str, run: Options) -> Iterator[tuple[str, Options]]:
+    """Yield the runs of an entry: one, or with lists as values one for each combination of them."""
+    swept = [key for key in SWEPT if isinstance(run.get(key), list)]
+    for values in product(*(run[key] for key in swept)):
+        yield "_".join([name, *map(str, values)]), {**run, **dict(zip(swept, values, strict=True))}
+
+
+def models(config: Options, family: Family) -> dict[str, Model]:
+    """Return the baseline, the controls that are needed, and the runs. Raise ValueError for runs that make no sense."""
+    found = []
+    for entry, swept in config["runs"].items():
+        for name, run in sweep(entry, swept):
+            kinds = [kind for kind in KINDS if kind in run]
+            if len(kinds) != 1:
+                raise ValueError(f"runs.{name} must have one of {', '.join(KINDS)}, has {' and '.join(kinds) or 'none'}")
+            if kinds == ["gates"] and ("lambda" in run) == ("target" in run):
+                raise ValueError(f"runs.{name}: gates need either lambda or target")
+            types = family.types(run.get("gates", run.get("types", "all"))).split(",")
+            if other := [each for each in types if each not in family.heads]:
+                raise ValueError(f"runs.{name}: this model has no {other[0]}, only {', '.join(family.heads)}")
+            alone = types == ["enc-self"] and len(family.heads) > 1 and run.get("train", True)
+            found.append(Model(name, FROZEN if alone else CONTROL, run))
+    names = [model.name for model in found]
+    for model in found:
+        if model.kind == "scratch" and model.run["scratch"] not in names:
+            raise ValueError(f"runs.{model.name}: scratch must be one of {', '.join(names)}")
+    controls = [name for name in (CONTROL, FROZEN) if any(model.control == name for model in found)]
+    return {model.name: model for model in [Model(BASELINE), *map(Model, controls), *found]}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A call of fairseq-train. Paths are in the folder of the seed.
+
+    Attributes:
+        options: its options, without the data and the paths below
+        start: the checkpoint whose weights it starts from, or None
+        heads: the checkpoint whose heads, and neurons, the model has, or None
+        resumes: whether it continues the training of `start`, with its optimizer and position in the data
+        data: the folder of its data, if it is not that of the recipe
+    """
+
+    options: str
+    start: str | None = None
+    heads: str | None = None
+    resumes: bool = False
+    data: str | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """The checkpoints that it reads, each once."""
+        return list(dict.fromkeys(path for path in (self.start, self.heads) if path))
+
+
+def trainings(config: Options, family: Family) -> dict[str, Training]:
+    """Return all trainings of a seed by the name of their folder."""
+
+    def options(schedule: str, arch: str = family.arch, criterion: str = family.criterion, **more: Any) -> str:
+        """Return the options of a training with a schedule of the configuration, baseline or further."""
+        own = {name.replace("_", "-"): value for name, value in more.items()}
+        build = [{"arch": arch}, family.task, config["model"], {"criterion": criterion}]
+        return command_line(*build, config["training"], whole_length(config[schedule]), own)
+
+    gated = {"arch": family.gated_arch}
+    trained = f"{BASELINE}/trained.pt"
+    found = {BASELINE: Training(options("baseline"), family.start)}
+    for model in models(config, family).values():
+        run, name = model.run, model.name
+        more = {**gated, **run.get("options", {})}
+        frozen = {"freeze-params": r"^decoder\."} if FROZEN in (name, model.control) else {}
+        if name in (CONTROL, FROZEN):
+            found[name] = Training(options("further", **(gated if frozen else {}), **frozen), trained)
+        elif model.kind == "gates":
+            penalty = {"l0-weight": run.get("lambda"), "target-heads": run.get("target")}
+            if "target" in run:
+                penalty["sparsity-method"] = run.get("method", "lagrangian")
+            own = {"gate-heads": family.types(run["gates"]), **penalty, **config["gates"], **frozen}
+            found[name] = Training(options("further", criterion=f"{family.criterion}_l0", **own, **more), trained)
+        elif model.kind == "scratch":
+            shape = {"remove-heads": True}
+            pruned = f"{run['scratch']}/pruned.pt"
+            found[f"{name}/first"] = Training(options("baseline", **shape, **more), None, pruned)
+            found[name] = Training(options("further", **shape, **more), f"{name}/first/trained.pt", pruned)
+        elif model.kind and model.is_trained:
+            for number, step in enumerate(model.steps, 1):
+                part = {"max-update": config["further"]["max-update"] * number // len(model.steps)}
+                start = f"{step}/start.pt"
+                own = {"remove-heads": True, **frozen, **(part if len(model.steps) > 1 else {})}
+                found[step] = Training(options("further", **own, **more), start, start, resumes=number > 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A call of headgates prune or compress. Paths are in the folder of the seed.
+
+    Attributes:
+        source: the checkpoint that is made smaller
+        options: options of the command, without data and paths
+        scores: the scores by which heads are removed, {method: path of the file}; None: compress
+        refits: whether the model is refitted
+    """
+
+    source: str
+    options: str
+    scores: str | None = None
+    refits: bool = False
+
+
+def cuts(config: Options, family: Family) -> dict[str, Cut]:
+    """Return the calls of headgates prune and compress of a seed by the path of the checkpoint that they write."""
+    found = {}
+    for model in models(config, family).values():
+        run, source = model.run, f"{BASELINE}/trained.pt"
+        if model.kind in ("params", "speedup"):
+            found[model.start] = Cut(source, command_line({model.kind: run[model.kind]}))
+        elif model.kind == "scores":
+            types, keep = family.types(run.get("types", "all")), run["keep"]
+            if len(model.steps) > 1:
+                total = sum(family.heads[each] for each in types.split(","))
+                keep = int(keep * total + 0.5) if isinstance(keep, float) else keep
+            for number, step in enumerate(model.steps, 1):
+                last = number == len(model.steps)
+                kept = keep if last else total - (total - keep) * number // len(model.steps)
+                scores = f"{source.rpartition('/')[0]}/scores.{run['scores']}.json"
+                options = command_line({"types": types, "keep": kept, "no-optimizer": number == 1})
+                path = model.start if last else f"{step}/start.pt"
+                found[path] = Cut(source, options, scores, run.get("refit", False))
+                source = f"{step}/trained.pt"
+    return found
