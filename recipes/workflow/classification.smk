@@ -9,7 +9,7 @@
 include: "rules/common.smk"
 
 
-check("classification")
+check(config, "classification")
 OUT = config["out"]
 RAW = config.get("raw", f"{OUT}/raw")
 DATA, SPLITS = f"{OUT}/data-bin", ["train", "valid", "test"]
@@ -35,7 +35,7 @@ FAMILY = Family(
     # A path that does not begin at the root is in the folder of the seed.
     os.path.abspath(PRETRAINED["checkpoint"]) if PRETRAINED else "pretrained/trained.pt",
 )
-MODELS = models_of(FAMILY)
+MODELS = models(config, FAMILY)
 # Masked language modelling (Liu et al. 2019), a sentence at a time.
 masked = {
     "task": "masked_lm",

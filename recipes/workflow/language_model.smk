@@ -6,7 +6,7 @@
 include: "rules/common.smk"
 
 
-check("language_model")
+check(config, "language_model")
 OUT = config["out"]
 RAW = config.get("raw", f"{OUT}/raw")
 DATA, SPLITS = f"{OUT}/data-bin", ["train", "valid", "test"]
@@ -19,7 +19,7 @@ FAMILY = Family(
     config["task"],
     {"dec-self": config["model"]["decoder-layers"] * config["model"]["decoder-attention-heads"]},
 )
-MODELS = models_of(FAMILY)
+MODELS = models(config, FAMILY)
 PRETRAININGS, CURVES = {}, []
 EVALUATION_FILES, TRANSLATES = expand(f"{OUT}/text/{{split}}.words", split=SPLITS[1:]), False
 EVALUATION = f"{DATA_OPTIONS} --gen-subset test --loss-subset valid,test" + "".join(

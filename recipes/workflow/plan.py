@@ -1,6 +1,6 @@
 """The models of a recipe and the options of the commands that make them, from its configuration.
 
-The Snakefiles import this module. It needs only the standard library: Snakemake may be installed apart from fairseq.
+The Snakefiles import this module. It needs neither fairseq nor this package: Snakemake may be installed apart from them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 Options = Mapping[str, Any]
@@ -17,6 +18,19 @@ KINDS = ("gates", "scores", "params", "speedup", "scratch")
 BASELINE, CONTROL, FROZEN = "baseline", "baseline+", "baseline+frozen"
 # Keys of a run whose value may be a list: one run for each value.
 SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup")
+
+
+def check(config: dict[str, Any], family: str) -> None:
+    """Check a configuration by the schema, and fill in defaults. A wrong one ends the recipe with one line."""
+    from snakemake.exceptions import WorkflowError
+    from snakemake.utils import validate
+
+    try:
+        validate({family: config}, str(Path(__file__).with_name("config.schema.yaml")))
+    except WorkflowError as error:
+        problem: Any = error.__context__
+        place = problem.json_path.removeprefix(f"$.{family}").removeprefix(".")
+        raise SystemExit(f"configuration{', ' if place else ''}{place}: {problem.message}") from None
 
 
 def command_line(*groups: Options) -> str:
@@ -111,24 +125,28 @@ def sweep(name: str, run: Options) -> Iterator[tuple[str, Options]]:
 
 
 def models(config: Options, family: Family) -> dict[str, Model]:
-    """Return the baseline, the controls that are needed, and the runs. Raise ValueError for runs that make no sense."""
+    """Return the baseline, the controls that are needed, and the runs. A run that makes no sense ends the recipe."""
+
+    def refuse(name: str, why: str) -> None:
+        raise SystemExit(f"configuration, runs.{name}: {why}")
+
     found = []
     for entry, swept in config["runs"].items():
         for name, run in sweep(entry, swept):
             kinds = [kind for kind in KINDS if kind in run]
             if len(kinds) != 1:
-                raise ValueError(f"runs.{name} must have one of {', '.join(KINDS)}, has {' and '.join(kinds) or 'none'}")
+                refuse(name, f"must have one of {', '.join(KINDS)}, has {' and '.join(kinds) or 'none'}")
             if kinds == ["gates"] and ("lambda" in run) == ("target" in run):
-                raise ValueError(f"runs.{name}: gates need either lambda or target")
+                refuse(name, "gates need either lambda or target")
             types = family.types(run.get("gates", run.get("types", "all"))).split(",")
             if other := [each for each in types if each not in family.heads]:
-                raise ValueError(f"runs.{name}: this model has no {other[0]}, only {', '.join(family.heads)}")
+                refuse(name, f"this model has no {other[0]}, only {', '.join(family.heads)}")
             alone = types == ["enc-self"] and len(family.heads) > 1 and run.get("train", True)
             found.append(Model(name, FROZEN if alone else CONTROL, run))
     names = [model.name for model in found]
     for model in found:
         if model.kind == "scratch" and model.run["scratch"] not in names:
-            raise ValueError(f"runs.{model.name}: scratch must be one of {', '.join(names)}")
+            refuse(model.name, f"scratch must be one of {', '.join(names)}")
     controls = [name for name in (CONTROL, FROZEN) if any(model.control == name for model in found)]
     return {model.name: model for model in [Model(BASELINE), *map(Model, controls), *found]}
 

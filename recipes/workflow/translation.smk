@@ -6,7 +6,7 @@
 include: "rules/common.smk"
 
 
-check("translation")
+check(config, "translation")
 OUT = config["out"]
 RAW = config.get("raw", f"{OUT}/raw")
 DATA, REFERENCE = f"{OUT}/data-bin", f"{OUT}/text/reference.{config['tgt']}"
@@ -26,7 +26,7 @@ FAMILY = Family(
     {"task": "translation", "source-lang": config["src"], "target-lang": config["tgt"]},
     {"enc-self": layers["encoder"] * heads["encoder"], "dec-self": of_decoder, "dec-enc": of_decoder},
 )
-MODELS = models_of(FAMILY)
+MODELS = models(config, FAMILY)
 PRETRAININGS, CURVES = {}, []
 EVALUATION_FILES, TRANSLATES = [REFERENCE], True
 EVALUATION = (

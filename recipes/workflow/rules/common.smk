@@ -1,33 +1,11 @@
-# What all Snakefiles share: the checked configuration, folders, and the plan.
+# What all Snakefiles share.
 import os
 import re
 import shlex
 import sys
 
-from snakemake.exceptions import WorkflowError
-from snakemake.utils import validate
-
 sys.path.insert(0, str(workflow.basedir))
-from plan import Family, Training, command_line, cuts, models, trainings, whole_length
-
-
-def check(family):
-    """Check the configuration, and fill in defaults; a wrong key or value ends the recipe with one line."""
-    config["family"] = family
-    try:
-        validate(config, "config.schema.yaml")
-    except WorkflowError as error:
-        problem = error.__context__
-        place = getattr(problem, "json_path", "$")[2:]
-        sys.exit(f"wrong configuration: {place + ': ' if place else ''}{getattr(problem, 'message', error)}")
-
-
-def models_of(family):
-    """The models of the table."""
-    try:
-        return models(config, family)
-    except ValueError as error:
-        sys.exit(f"wrong configuration: {error}")
+from plan import Family, Training, check, command_line, cuts, models, trainings, whole_length
 
 
 def plain_or_gz(plain):

@@ -1,0 +1,88 @@
+"""Configurations: those of recipes/config are right, and a wrong key or value is one line."""
+
+from copy import deepcopy
+
+import pytest
+import yaml
+from support.workflows import RECIPES, snakemake
+
+from plan import check
+
+FAMILIES = {
+    **dict.fromkeys(("small", "wmt_en_ru", "opensubtitles_en_ru", "iwslt14_de_en"), "translation"),
+    **dict.fromkeys(("language_model", "all_attention", "wikitext103"), "language_model"),
+    **dict.fromkeys(("classification", "mnli"), "classification"),
+}
+
+
+def read(name):
+    return yaml.safe_load((RECIPES / "config" / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_configurations_of_the_recipes_are_right(name):
+    check(read(name), FAMILIES[name])
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"),
+    [
+        ("small", "nope", 1, "configuration: Additional properties are not allowed ('nope' was unexpected)"),
+        ("small", "classes", 2, "'classes' was unexpected"),
+        ("small", "out", MISSING, "'out' is a required property"),
+        ("small", "out", "a:b", "configuration, out: 'a:b' does not match"),
+        ("small", "bpe", 0, "configuration, bpe: 0 is less than the minimum of 1"),
+        ("small", "bpe", "many", "configuration, bpe: 'many' is not of type 'integer'"),
+        ("small", "src", "en us", "does not match"),
+        ("small", "seeds", [], "[] should be non-empty"),
+        ("small", "seeds", [1, 1], "has non-unique elements"),
+        ("small", "seeds", ["x"], "'x' is not valid"),
+        ("small", "model", [1], "is not of type 'object'"),
+        ("small", "model.encoder-layers", MISSING, "configuration, model: 'encoder-layers' is a required property"),
+        ("small", "baseline.max-update", MISSING, "configuration, baseline: 'max-update' is a required property"),
+        ("small", "training.dropout", [0.1], "is not of type"),
+        ("small", "result", "worst", "'worst' is not valid"),
+        ("small", "result", 0, "0 is not valid"),
+        ("small", "sentences", 0, "less than the minimum"),
+        ("small", "speed", "yes", "'yes' is not of type 'boolean'"),
+        ("small", "metrics", ["a b"], "does not match"),
+        ("small", "paper", "acl", "'acl' is not one of"),
+        ("small", "runs.a b", {"params": 0.5}, "does not match"),
+        ("small", "runs.x", {"gate": "all"}, "('gate' was unexpected)"),
+        ("small", "runs.x", {"scores": "gradient"}, "'keep' is a dependency of 'scores'"),
+        ("small", "runs.x", {"gates": "everything", "lambda": 1}, "is not valid"),
+        ("small", "runs.x", {"gates": "all", "lambda": -1}, "is not valid"),
+        ("small", "runs.x", {"gates": "all", "target": 1.5}, "is not valid"),
+        ("small", "runs.x", {"gates": "all", "target": 0.5, "method": "l1"}, "is not valid"),
+        ("small", "runs.x", {"params": 0.5, "steps": 2}, "'scores' is a dependency of 'steps'"),
+        ("small", "runs.x", {"speedup": 1}, "is not valid"),
+        ("language_model", "arch", "lstm", "'lstm' is not one of"),
+        ("language_model", "src", "en", "'src' was unexpected"),
+        ("classification", "classes", 1, "less than the minimum"),
+        ("classification", "mlm", MISSING, "is not valid"),
+        ("classification", "pretrained", {"checkpoint": "x"}, "'dict' is a required property"),
+        ("classification", "curves", ["gradient", "Gradient"], "does not match"),
+    ],
+)
+def test_a_wrong_value_is_one_line(name, path, value, message):
+    config = deepcopy(read(name))
+    *places, key = path.split(".")
+    inside = config
+    for place in places:
+        inside = inside[place]
+    if value is MISSING:
+        del inside[key]
+    else:
+        inside[key] = value
+    with pytest.raises(SystemExit) as stop:
+        check(config, FAMILIES[name])
+    assert message in str(stop.value) and "\n" not in str(stop.value)
+
+
+def test_the_command_prints_the_line(tmp_path):
+    result = snakemake(tmp_path, "translation", RECIPES / "config" / "small.yaml", "--config", "bpe=many", "-n")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "configuration, bpe: 'many' is not of type 'integer'", result.stderr

@@ -1,0 +1,122 @@
+"""recipes/workflow/plan.py: from a configuration to models and the options of commands."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plan import Family, command_line, cuts, models, sweep, trainings
+
+FAMILY = Family(
+    "transformer", "transformer_head_gates", "loss", {"task": "translation"}, {"enc-self": 8, "dec-self": 4, "dec-enc": 4}
+)
+
+
+def configuration(**runs):
+    length = {"lr": 0.1, "lr-scheduler": "polynomial_decay", "max-update": 40}
+    return {
+        "model": {"layers": 2},
+        "training": {"cpu": True},
+        "baseline": length,
+        "further": length | {"max-update": 20},
+        "gates": {"fix-gates-after": 6},
+        "runs": runs,
+    }
+
+
+def words(options):
+    """Return the options of a command line: {name: value}."""
+    found, last = {}, ""
+    for word in shlex.split(options):
+        if word.startswith("--"):
+            last = word[2:]
+            found[last] = True
+        else:
+            found[last] = word
+    return found
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z][a-z-]{0,8}", fullmatch=True), st.text("a '\"$(){}\\\n,.1", min_size=1)))
+def test_the_shell_reads_every_value_as_it_is_written(options):
+    assert shlex.split(command_line(options)) == [word for name, text in options.items() for word in (f"--{name}", text)]
+
+
+def test_later_groups_replace_values_and_null_leaves_an_option_out():
+    assert command_line({"a": 1, "b": True, "c": 2}, {"a": 3, "c": None, "d": False}) == "--a 3 --b"
+
+
+def test_a_list_is_a_sweep_over_all_combinations():
+    runs = dict(sweep("x", {"gates": "all", "target": [0.5, 3], "method": ["lagrangian", "subset"]}))
+    assert list(runs) == ["x_0.5_lagrangian", "x_0.5_subset", "x_3_lagrangian", "x_3_subset"]
+    assert runs["x_3_subset"] == {"gates": "all", "target": 3, "method": "subset"}
+
+
+def test_only_trained_runs_of_encoder_heads_alone_have_the_frozen_control():
+    config = configuration(
+        alone={"gates": "enc-self", "lambda": 0.1},
+        whole={"gates": "all", "lambda": 0.1},
+        cut={"scores": "gradient", "keep": 3, "types": "enc-self", "train": False},
+    )
+    found = models(config, FAMILY)
+    assert list(found) == ["baseline", "baseline+", "baseline+frozen", "alone", "whole", "cut"]
+    assert [model.control for model in found.values()][3:] == ["baseline+frozen", "baseline+", "baseline+"]
+    frozen = {name: words(training.options).get("freeze-params") for name, training in trainings(config, FAMILY).items()}
+    assert frozen == {"baseline": None, "baseline+": None, "baseline+frozen": r"^decoder\.", "alone": r"^decoder\.", "whole": None}  # fmt: skip
+
+
+def test_further_trainings_differ_from_the_control_only_in_the_heads():
+    config = configuration(gated={"gates": "dec-enc", "target": 0.5}, cut={"scores": "refit", "keep": 0.5})
+    found = {name: words(training.options) for name, training in trainings(config, FAMILY).items()}
+    control, gated, cut = found["baseline+"], found["gated"], found["cut"]
+    other = {"arch": "transformer_head_gates"}
+    assert cut == control | other | {"remove-heads": True}
+    own = {"gate-heads": "dec-enc", "target-heads": "0.5", "sparsity-method": "lagrangian", "fix-gates-after": "6"}
+    assert gated == control | other | {"criterion": "loss_l0"} | own
+    assert control["total-num-update"] == control["max-update"] == "20" and found["baseline"]["max-update"] == "40"
+
+
+def test_steps_remove_equal_numbers_and_are_one_training():
+    config = configuration(slow={"scores": "gradient", "keep": 0.25, "steps": 3})
+    cut = cuts(config, FAMILY)
+    assert [(path, each.source, words(each.options)["keep"]) for path, each in cut.items()] == [
+        ("slow/step1/start.pt", "baseline/trained.pt", "12"),
+        ("slow/step2/start.pt", "slow/step1/trained.pt", "8"),
+        ("slow/start.pt", "slow/step2/trained.pt", "4"),
+    ]
+    assert [each.scores for each in cut.values()] == [
+        f"{folder}/scores.gradient.json" for folder in ("baseline", "slow/step1", "slow/step2")
+    ]
+    found = {name: training for name, training in trainings(config, FAMILY).items() if name.startswith("slow")}
+    options = {name: words(training.options) for name, training in found.items()}
+    assert [each["max-update"] for each in options.values()] == ["6", "13", "20"]
+    assert {each["total-num-update"] for each in options.values()} == {"20"}  # one schedule
+    assert [training.resumes for training in found.values()] == [False, True, True]
+
+
+def test_a_model_from_scratch_is_trained_as_long_as_the_pruned_one():
+    config = configuration(half={"gates": "all", "target": 0.5}, again={"scratch": "half"})
+    found = trainings(config, FAMILY)
+    first, second = found["again/first"], found["again"]
+    assert (first.start, second.start, second.heads) == (None, "again/first/trained.pt", "half/pruned.pt")
+    assert [words(each.options)["max-update"] for each in (first, second)] == ["40", "20"]
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ({}, "must have one of gates, scores, params, speedup, scratch, has none"),
+        ({"gates": "all", "lambda": 1, "params": 0.5}, "has gates and params"),
+        ({"gates": "all"}, "gates need either lambda or target"),
+        ({"gates": "all", "lambda": 1, "target": 2}, "gates need either lambda or target"),
+        ({"scratch": "y"}, "scratch must be one of x"),
+    ],
+)
+def test_runs_without_meaning_are_refused(run, message):
+    with pytest.raises(SystemExit, match=message):
+        models(configuration(x=run), FAMILY)
+
+
+def test_types_that_the_model_lacks_are_refused():
+    with pytest.raises(SystemExit, match="no enc-self, only dec-self"):
+        models(configuration(x={"gates": "enc-self", "lambda": 1}), Family("a", "b", "c", {}, {"dec-self": 4}))
