@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 Options = Mapping[str, Any]
-TYPES = ("enc-self", "dec-self", "dec-enc")
 KINDS = ("gates", "scores", "params", "speedup", "scratch")
 BASELINE, CONTROL, FROZEN = "baseline", "baseline+", "baseline+frozen"
+# Options of every training, which a configuration may replace.
+LOGGED = {"no-epoch-checkpoints": True, "log-format": "simple", "log-interval": 50}
 # Keys of a run whose value may be a list: one run for each value.
 SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup")
 
@@ -181,7 +182,7 @@ def trainings(config: Options, family: Family) -> dict[str, Training]:
     def options(schedule: str, arch: str = family.arch, criterion: str = family.criterion, **more: Any) -> str:
         """Return the options of a training with a schedule of the configuration, baseline or further."""
         own = {name.replace("_", "-"): value for name, value in more.items()}
-        build = [{"arch": arch}, family.task, config["model"], {"criterion": criterion}]
+        build = [LOGGED, {"arch": arch}, family.task, config["model"], {"criterion": criterion}]
         return command_line(*build, config["training"], whole_length(config[schedule]), own)
 
     gated = {"arch": family.gated_arch}

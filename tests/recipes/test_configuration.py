@@ -3,25 +3,14 @@
 from copy import deepcopy
 
 import pytest
-import yaml
-from support.workflows import RECIPES, snakemake
+from support.workflows import FAMILIES, configuration, snakemake
 
 from plan import check
-
-FAMILIES = {
-    **dict.fromkeys(("small", "wmt_en_ru", "opensubtitles_en_ru", "iwslt14_de_en"), "translation"),
-    **dict.fromkeys(("language_model", "all_attention", "wikitext103"), "language_model"),
-    **dict.fromkeys(("classification", "mnli"), "classification"),
-}
-
-
-def read(name):
-    return yaml.safe_load((RECIPES / "config" / f"{name}.yaml").read_text())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_configurations_of_the_recipes_are_right(name):
-    check(read(name), FAMILIES[name])
+    check(configuration(name), FAMILIES[name])
 
 
 MISSING = object()
@@ -68,7 +57,7 @@ MISSING = object()
     ],
 )
 def test_a_wrong_value_is_one_line(name, path, value, message):
-    config = deepcopy(read(name))
+    config = deepcopy(configuration(name))
     *places, key = path.split(".")
     inside = config
     for place in places:
@@ -83,6 +72,5 @@ def test_a_wrong_value_is_one_line(name, path, value, message):
 
 
 def test_the_command_prints_the_line(tmp_path):
-    result = snakemake(tmp_path, "translation", RECIPES / "config" / "small.yaml", "--config", "bpe=many", "-n")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == "configuration, bpe: 'many' is not of type 'integer'", result.stderr
+    printed = snakemake(tmp_path, "translation", configuration("small") | {"bpe": "many"}, "-n", code=1)
+    assert printed.splitlines()[-1] == "configuration, bpe: 'many' is not of type 'integer'"

@@ -13,25 +13,27 @@ import yaml
 pytest.importorskip("snakemake", reason="recipes need Snakemake, which needs Python 3.11")
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+# The workflow of each configuration.
+FAMILIES = {
+    **dict.fromkeys(("small", "wmt_en_ru", "opensubtitles_en_ru", "iwslt14_de_en"), "translation"),
+    **dict.fromkeys(("language_model", "all_attention", "wikitext103"), "language_model"),
+    **dict.fromkeys(("classification", "mnli"), "classification"),
+}
 
 
-def snakemake(folder, family, configuration, *arguments, background=False, path=""):
-    """Run a workflow in a folder, with a configuration: the path of a file, or its content."""
-    if isinstance(configuration, dict):
-        content, configuration = configuration, folder / "config.yaml"
-        configuration.write_text(yaml.safe_dump(content))
-    program = [sys.executable, "-m", "snakemake", "-s", RECIPES / "workflow" / f"{family}.smk"]
-    command = [*program, "--configfile", configuration, "-c", "2", *arguments]
-    env = os.environ | {"PATH": f"{path}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": ""}
-    if background:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(list(map(str, command)), cwd=folder, env=env, start_new_session=True, **quiet)
-    return subprocess.run(list(map(str, command)), cwd=folder, env=env, capture_output=True, text=True, check=False)
+def configuration(name):
+    """Return the content of a configuration of recipes/config."""
+    return yaml.safe_load((RECIPES / "config" / f"{name}.yaml").read_text())
 
 
-def commands_of(result):
-    """Return the shell commands of a dry run, sorted: Snakemake prints them in no fixed order."""
-    assert result.returncode == 0, result.stdout + result.stderr
-    scripts = os.path.relpath(RECIPES / "scripts", result.args[result.args.index("--directory") + 1])
-    found = [line.removeprefix("Shell command: ") for line in result.stderr.splitlines() if line.startswith("Shell")]
-    return sorted({line.replace(scripts, "recipes/scripts") for line in found if line != "None"})
+def snakemake(folder, family, config, *arguments, first_on_path="", code=0):
+    """Run a workflow in a folder, with the content of its configuration, and return what it printed."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    program = [sys.executable, "-m", "snakemake", "-s", str(RECIPES / "workflow" / f"{family}.smk")]
+    command = [*program, "--configfile", "config.yaml", "-c", "2", *map(str, arguments)]
+    path = os.pathsep.join([str(first_on_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout + result.stderr

@@ -1,7 +1,6 @@
 # What all Snakefiles share.
 import os
 import re
-import shlex
 import sys
 
 sys.path.insert(0, str(workflow.basedir))

@@ -34,8 +34,7 @@ def training_command(wildcards):
             options += ["--ffn-dims", *in_place([training.heads], wildcards)]
     return (
         f"fairseq-train {training.data or DATA} --user-dir $(headgates path) --save-dir {folder(wildcards)} "
-        f"--tensorboard-logdir {folder(wildcards)}/tensorboard --no-epoch-checkpoints --log-format simple "
-        f"--log-interval 50 --seed {wildcards.seed} {' '.join(options)}"
+        f"--tensorboard-logdir {folder(wildcards)}/tensorboard --seed {wildcards.seed} {' '.join(options)}"
     )
 
 
@@ -50,7 +49,7 @@ def result_command(wildcards):
     """Make trained.pt from the checkpoints of a training."""
     result, place = config["result"], folder(wildcards)
     if result not in ("last", "best"):
-        return f"python3 {SCRIPTS}/average.py {place} {place}/trained.pt --last {result}"
+        return f"python3 {SCRIPTS}/average.py {place} {place}/trained.pt --last {result} && rm {place}/checkpoint_*_*.pt"
     # Of further trainings, which are compared, always the last: the best one would be a selection by noise.
     return f"ln -f {place}/checkpoint_{result if wildcards.model == 'baseline' else 'last'}.pt {place}/trained.pt"
 
@@ -62,22 +61,21 @@ rule begin_training:
         lambda wildcards: in_place(TRAININGS[wildcards.model].files, wildcards),
         data=DATA,
     output:
-        f"{PLACE}/{{model}}/command.txt",
+        touch(f"{PLACE}/{{model}}/begun"),
     params:
         folder=folder,
-        command=lambda wildcards: shlex.quote(training_command(wildcards)),
+        command=training_command,
         resume=resume_command,
     wildcard_constraints:
         model=one_of(TRAININGS),
     localrule: True
     shell:
         "rm -rf {params.folder}/checkpoint*.pt {params.folder}/tensorboard{params.resume}"
-        " && printf '%s\\n' {params.command} > {output}"
 
 
 rule train:
     input:
-        f"{PLACE}/{{model}}/command.txt",
+        f"{PLACE}/{{model}}/begun",
     output:
         f"{PLACE}/{{model}}/trained.pt",
     log:

@@ -1,0 +1,206 @@
+"""Workflows: the commands of each recipe, small ones run to their end, and interrupted and changed ones."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+
+import pytest
+import torch
+from support.recipes import ROOT, make_corpus
+from support.workflows import FAMILIES, RECIPES, configuration, snakemake
+
+GOLDEN = ROOT / "tests" / "golden"
+SPLITS = ("train", "valid", "test")
+
+
+# --- dry runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_commands_of_a_recipe(tmp_path, name):
+    """To change the commands on purpose: remove the file, run this test, and read the difference."""
+    config = configuration(name)
+    if "corpus" not in config:
+        ends = {"translation": ("en", "de"), "language_model": ("txt",), "classification": ("tsv",)}[FAMILIES[name]]
+        for split in SPLITS:
+            for end in ends:
+                file = tmp_path / "raw" / f"{split}.{end}"
+                file.parent.mkdir(exist_ok=True)
+                file.touch()
+    printed = snakemake(tmp_path, FAMILIES[name], config, "-n", "-p")
+    scripts = os.path.relpath(RECIPES / "scripts", tmp_path)
+    found = {line.replace(scripts, "recipes/scripts") for line in re.findall(r"^Shell command: (.*)", printed, re.M)}
+    text = "".join(f"{line}\n" for line in sorted(found - {"None"}))
+    golden = GOLDEN / f"{name}.txt"
+    if not golden.exists():
+        golden.write_text(text)
+        pytest.fail(f"{golden} was missing and has been written: read it")
+    assert text == golden.read_text()
+
+
+def test_on_a_cluster_every_rule_is_a_job(tmp_path):
+    pytest.importorskip("snakemake_executor_plugin_slurm")
+    profile = RECIPES / "profiles" / "slurm"
+    printed = snakemake(tmp_path, "translation", configuration("wmt_en_ru"), "--workflow-profile", profile, "-n")
+    training = printed[printed.index("\nrule train:") :]
+    assert re.search(r"resources: .*gpu=1.*runtime=2880", training.split("Shell command")[0], re.S), training[:2000]
+
+
+# --- small recipes ----------------------------------------------------------------------------------------------------
+
+TRAINING = {"cpu": True, "dropout": 0.1, "optimizer": "adam"}
+SCHEDULE = {"lr": 0.004, "lr-scheduler": "polynomial_decay", "warmup-updates": 4}
+GATES = {"sparsity-warmup-updates": 2, "fix-gates-after": 3, "gate-lr-scale": 5}
+
+
+def encoder_decoder(**options):
+    sides = {f"{side}-{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
+    return sides | {"decoder-layers": 1}
+
+
+TRANSLATION = {
+    "raw": "raw",
+    "out": "out",
+    "src": "en",
+    "tgt": "ru",
+    "tokenized": True,
+    "clean": "--max-length 50 --unique",
+    "bpe": 300,
+    "joint_bpe": False,
+    "joint_dictionary": False,
+    "model": encoder_decoder(**{"layers": 2, "attention-heads": 4, "embed-dim": 16, "ffn-embed-dim": 16}),
+    "training": TRAINING | {"label-smoothing": 0.1, "max-tokens": 100},
+    "baseline": SCHEDULE | {"max-update": 24},
+    "further": SCHEDULE | {"max-update": 8},
+    "sentences": 50,
+    "evaluation": {"beam": 2, "max-tokens": 4000},
+    "runs": {
+        "half": {"gates": "all", "target": 0.5, "options": GATES},
+        "refit": {"scores": "refit", "keep": 0.5, "refit": True, "train": False},
+        "small": {"params": 0.9},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def parallel(made_once):
+    """Raw parallel text."""
+    return made_once("recipe_corpus", make_corpus)
+
+
+def rows(out):
+    """Return the lines of results.tsv: {model: {column: cell}}."""
+    header, *lines = [line.split("\t") for line in (out / "results.tsv").read_text().splitlines()]
+    return {row["model"]: row for row in (dict(zip(header, line, strict=True)) for line in lines)}
+
+
+def check_results(out, heads):
+    """Every model is in the table, the TSV and the report, with the heads and scores of its evaluation."""
+    found = rows(out)
+    text, report = (out / "results.txt").read_text(), (out / "report.html").read_text()
+    for name, kept in heads.items():
+        (evaluation,) = json.loads((out / "seed1" / name / "evaluation.json").read_text())["models"]
+        assert evaluation["heads"]["total"] == kept, name
+        assert f"\n{name} " in text and name in found and f"{name}/" in report
+    assert (out / "results.svg").stat().st_size > 1000
+    return found
+
+
+@pytest.mark.rehearsal
+def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel):
+    raw = tmp_path / "raw"
+    shutil.copytree(parallel, raw)
+    with gzip.open(raw / "train.en.gz", "wt", encoding="utf-8") as packed:  # plain or compressed
+        packed.write((raw / "train.en").read_text(encoding="utf-8"))
+    (raw / "train.en").unlink()
+    snakemake(tmp_path, "translation", TRANSLATION)
+    out = tmp_path / "out"
+    found = check_results(out, {"baseline": [16, 16], "baseline+": [16, 16], "half": [8, 16], "refit": [8, 16]})
+    assert found["half"]["control"] == found["small"]["control"] == "baseline+"
+    assert json.loads((out / "results.json").read_text())["format"] == "headgates.sweep/1"
+    assert snakemake(tmp_path, "translation", TRANSLATION).count("Nothing to be done") == 1
+
+
+@pytest.mark.rehearsal
+def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel):
+    (tmp_path / "raw").mkdir()
+    for split in SPLITS:
+        shutil.copy(parallel / f"{split}.en", tmp_path / "raw" / f"{split}.txt")
+    sizes = {f"decoder-{name}-dim": 16 for name in ("embed", "input", "output", "ffn-embed")}
+    snakemake(
+        tmp_path,
+        "language_model",
+        {
+            **{"raw": "raw", "out": "out", "bpe": 100, "result": "best", "speed": True},
+            "task": {"task": "language_modeling", "tokens-per-sample": 32},
+            "model": {"decoder-layers": 2, "decoder-attention-heads": 2, "share-decoder-input-output-embed": True} | sizes,
+            "training": TRAINING | {"max-tokens": 320, "required-batch-size-multiple": 1},
+            "baseline": SCHEDULE | {"max-update": 10, "lr-scheduler": "inverse_sqrt"},
+            "further": SCHEDULE | {"max-update": 8},
+            "evaluation": {"max-tokens": 4096},
+            "runs": {"half": {"gates": "all", "target": 0.5, "options": GATES}},
+        },
+    )
+    check_results(tmp_path / "out", {"baseline": [4, 4], "baseline+": [4, 4], "half": [2, 4]})
+
+
+@pytest.mark.rehearsal
+def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel):
+    (tmp_path / "raw").mkdir()
+    for split in SPLITS:
+        lines = (parallel / f"{split}.en").read_text(encoding="utf-8").splitlines()
+        text = "".join(f"{line}\t{'long' if len(line) > 30 else 'short'}\n" for line in lines)
+        (tmp_path / "raw" / f"{split}.tsv").write_text(text, encoding="utf-8")
+    sizes = {"encoder-layers": 2, "encoder-attention-heads": 2, "encoder-embed-dim": 16, "encoder-ffn-embed-dim": 16}
+    snakemake(
+        tmp_path,
+        "classification",
+        {
+            **{"raw": "raw", "out": "out", "bpe": 100, "classes": 2, "sentences": 50},
+            "model": sizes | {"max-positions": 64},
+            "training": TRAINING,
+            "mlm": SCHEDULE | {"max-update": 6, "max-tokens": 512},
+            "baseline": SCHEDULE | {"max-update": 10, "batch-size": 8},
+            "further": SCHEDULE | {"max-update": 8, "batch-size": 8},
+            "evaluation": {"max-tokens": 4096},
+            "curves": ["refit"],
+            "steps": "50",
+            "runs": {"gradient": {"scores": "gradient", "keep": 0.5}},
+        },
+    )
+    found = check_results(tmp_path / "out", {"baseline": [4, 4], "baseline+": [4, 4], "gradient": [2, 4]})
+    assert "refit-50%" in found
+
+
+# --- interrupted and changed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rehearsal
+def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path, parallel):
+    """The first training ends after 12 of 24 updates, as if it had been killed after a checkpoint."""
+    target, model = "out/seed1/baseline/trained.pt", tmp_path / "out" / "seed1" / "baseline"
+    shutil.copytree(parallel, tmp_path / "raw")
+    snakemake(tmp_path, "translation", TRANSLATION, target)
+    undisturbed = torch.load(model / "trained.pt", weights_only=False)["model"]
+
+    stops = tmp_path / "bin" / "fairseq-train"
+    stops.parent.mkdir()
+    stops.write_text(f'#!/bin/sh\nPATH=${{PATH#*:}}\nfairseq-train "$@" --max-update 12\nkill -9 $$\n')
+    stops.chmod(0o755)
+    (model / "trained.pt").unlink()
+    (model / "begun").unlink()
+    snakemake(tmp_path, "translation", TRANSLATION, target, first_on_path=stops.parent, code=1)
+    assert not (model / "trained.pt").exists() and (model / "checkpoint_last.pt").exists()
+    (model / "train.log").unlink()
+    snakemake(tmp_path, "translation", TRANSLATION, target)
+    assert "@ 12 updates" in (model / "train.log").read_text()
+    resumed = torch.load(model / "trained.pt", weights_only=False)["model"]
+    assert all(torch.equal(weight, resumed[name]) for name, weight in undisturbed.items())
+
+    (model / "train.log").unlink()
+    changed = TRANSLATION | {"baseline": TRANSLATION["baseline"] | {"lr": 0.001}}
+    snakemake(tmp_path, "translation", changed, target)
+    log = (model / "train.log").read_text()
+    assert "@ 24 updates" not in log and "@ 12 updates" not in log and "num_updates 24" in log
