@@ -59,9 +59,6 @@ class Row(NamedTuple):
 Seeds = Sequence[Row]  # the rows of a model, one for each seed
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def in_order(words: Sequence[str]) -> dict[str, str]:
     """Return {model: its control, or ""} in the order of the table: the baseline, then each control and its models."""
     found = dict(word.partition("=")[::2] for word in words)
@@ -155,27 +152,29 @@ def published(row: Row, paper: str) -> str | None:
     return f"{nearest[0]} {nearest[1 + row.name.endswith('_scratch')]}" if nearest else None
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
-
 # Names in the TSV: title and format in the table.
 COLUMNS = {
     "parameters": ("params", "M"),
     **{score: (score, ".2f") for score in ("BLEU", "accuracy")},
     "diff": ("diff", "+.2f"),
     **{f"p {score}": ("p", "p") for score in ("BLEU", "accuracy")},
-    "chrF2": ("chrF", ".2f"),
+    "chrF2": ("chrF", "mean"),
     "nll": ("nll", ".3f"),
     **{f"{subset} perplexity": (subset, ".2f") for subset in ("valid", "test")},
     **{f"{subset} perplexity per word": (f"{subset}/word", ".2f") for subset in ("valid", "test")},
     **{f"{unit} per second": (f"{unit}/s", ",.0f") for unit in ("words", "tokens", "sentences")},
     "paper": ("paper", ""),
 }
+# Titles: a line below the table.
 NOTES = {
-    "nll": "bits per token on the validation set (lower is better)",
-    "valid": "perplexity per token; the end of a line is a token and a word",
-    "valid/word": "perplexity per word of the text",
-    **{f"{unit}/s": "evaluation of the test set, one model at a time" for unit in ("words", "tokens", "sentences")},
-    "paper": "heads kept, and BLEU, in the most similar row of the paper",
+    "nll": "nll: bits per token on the validation set (lower is better)",
+    "valid": "valid, test: perplexity per token; valid/word, test/word: per word of the text\n"
+    "The end of a line counts as a token and as a word.",
+    **{
+        unit: f"{unit}: evaluation of the test set, one model at a time"
+        for unit in ("words/s", "tokens/s", "sentences/s")
+    },
+    "paper": "paper: heads kept, and BLEU, in the most similar row of the paper",
 }
 
 
@@ -185,8 +184,8 @@ def cell(values: Sequence[Any], form: str) -> str:
         return "-"
     if form == "p":
         return f"{sum(p < LEVEL for p in values)}/{len(values)}" if len(values) > 1 else f"{values[0]:.3f}"
-    if form == "M":
-        return f"{mean(values) / 1e6:.2f}M"
+    if form in ("mean", "M"):
+        return f"{mean(values) / 1e6:.2f}M" if form == "M" else f"{mean(values):.2f}"
     if isinstance(values[0], str):
         return values[0]
     middle, low, high = (rounded(value, form) for value in (mean(values), min(values), max(values)))
@@ -209,10 +208,8 @@ def table(models: Sequence[Seeds], metrics: Sequence[str]) -> str:
     first, values = models[0][0].evaluation, models[0][0].values
     columns = COLUMNS | {metric: (metric, ".4g") for metric in metrics}
     columns = {key: column for key, column in columns.items() if key in values}
-    titles, lines = (
-        [f"p<{LEVEL}" if title == "p" and len(models[0]) > 1 else title for title, _ in columns.values()],
-        [],
-    )
+    titles = [f"p<{LEVEL}" if title == "p" and len(models[0]) > 1 else title for title, _ in columns.values()]
+    lines = []
     for rows in models:
         cells = (cell([row.values[key] for row in rows], form) for key, (_, form) in columns.items())
         lines.append([rows[0].name, *heads(rows).values(), *cells])
@@ -220,16 +217,13 @@ def table(models: Sequence[Seeds], metrics: Sequence[str]) -> str:
     for score in [*first.scores][:1]:
         controls = ", ".join(dict.fromkeys(rows[0].values["control"] for rows in models))
         found.append(f"diff, p: {score} against the control ({controls}), {TESTS[score]}")
-    found += [f"{title}: {NOTES[title]}" for title in titles if title in NOTES]
+    found += [NOTES[title] for title in titles if title in NOTES]
     for subset in [subset for subset, loss in first.losses.items() if loss.tokens]:
         tokens, words, unknown = (values[f"{subset} {name}"] for name in ("tokens", "words", "unknown"))
         found.append(f"{subset} set: {tokens:,} tokens, {words:,} words, {unknown / tokens:.2%} unknown tokens")
     signatures = {name: score.signature for name, score in first.scores.items()}
     found += [each if each.startswith(name) else f"{name}: {each}" for name, each in signatures.items()]
     return "\n".join(found)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def swept(models: Sequence[Seeds], scores: Sequence[str]) -> list[dict[str, Any]]:
@@ -277,8 +271,8 @@ def work(args: argparse.Namespace) -> None:
     if args.json:
         write_whole(args.json, sweep_file(models), force=True)
     if args.plot:
-        score = next(score for score in PLOTTED if values.get(score) is not None)
-        drawn = swept([rows for rows in models if all(row.values[score] is not None for row in rows)], [score])
+        score = next((score for score in PLOTTED if score in values), "nll")
+        drawn = swept([rows for rows in models if None not in [row.values[score] for row in rows]], [score])
         logging.getLogger("matplotlib").setLevel(logging.WARNING)
         write_whole(args.plot, picture(args.plot, lambda: row_of(sweep_panels(drawn, score))), force=True)
 
@@ -293,9 +287,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help=metric)
     curves = "of classifiers: rows with the points of OUT/seed{SEED}/curves/METHOD.json, a file of `headgates curve`"
     parser.add_argument("--curve", action="append", default=[], metavar="METHOD", help=curves)
-    parser.add_argument(
-        "--paper", choices=["wmt", "opensubtitles", "shim"], help="compare with Voita et al. 2019 or Shim et al. 2021"
-    )
+    papers = "a column of Voita et al. 2019 (wmt, opensubtitles) or Shim et al. 2021 (shim)"
+    parser.add_argument("--paper", choices=["wmt", "opensubtitles", "shim"], help=papers)
     for kind in ("tsv", "json", "plot"):
         parser.add_argument(f"--{kind}", metavar="FILE")
     try:
