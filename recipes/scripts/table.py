@@ -126,12 +126,12 @@ def curve(path: Path, baseline: Row) -> list[Row]:
     try:
         for point in [point for point in content["points"] if point["removed"]]:
             name, diff = f"{path.stem}-{point['removed']:g}%", point["accuracy"] - baseline.values["accuracy"]
-            change = {"model": name, "control": baseline.name, "diff": round(diff, 6), "p accuracy": point["p_value"]}
+            change = dict.fromkeys(baseline.values) | {each: baseline.values[each] for each in ("seed", "of")}
+            change |= {"model": name, "control": baseline.name, "diff": round(diff, 6), "p accuracy": point["p_value"]}
             change |= {each: point[each] for each in ("heads", "parameters", "accuracy")}
-            layers = {each: [sum(map(bool, layer)) for layer in layers] for each, layers in point["mask"].items()}
+            layers = {each: [sum(map(bool, layer)) for layer in mask] for each, mask in point["mask"].items()}
             heads = dict.fromkeys((*layers, "total"), (point["heads"], baseline.values["of"]))
-            evaluation = replace(baseline.evaluation, heads=heads, layers=layers)
-            rows.append(Row(name, True, evaluation, {**baseline.values, **change}))
+            rows.append(Row(name, True, replace(baseline.evaluation, heads=heads, layers=layers), change))
     except (KeyError, TypeError):
         raise ValueError(f"{path} is not a curve of the accuracy of a classifier: {CURVE}") from None
     return rows
@@ -273,7 +273,6 @@ def work(args: argparse.Namespace) -> None:
     if args.plot:
         score = next((score for score in PLOTTED if score in values), "nll")
         drawn = swept([rows for rows in models if None not in [row.values[score] for row in rows]], [score])
-        logging.getLogger("matplotlib").setLevel(logging.WARNING)
         write_whole(args.plot, picture(args.plot, lambda: row_of(sweep_panels(drawn, score))), force=True)
 
 
@@ -298,4 +297,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.INFO)  # of matplotlib, and of written files
     main()
