@@ -22,21 +22,22 @@ NOTE = (
 FEW = 3  # layers that have a line each; of more, pairs have one
 
 
-def sweep_panels(models: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return the plots of a sweep: BLEU over heads kept, and which heads those are.
+def sweep_panels(models: Sequence[Mapping[str, Any]], score: str = "BLEU") -> list[Panel]:
+    """Return the plots of a sweep: a score over heads kept, and which heads those are.
 
     Args:
         models: the models of a sweep file
+        score: the name of the score in the models
     """
     pruned = sorted((model for model in models if model["method"]), key=lambda model: model["heads"]["total"])
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for model in pruned:
-        groups.setdefault(f"{model['types']} {model['method']}", []).append(model)
-    lines = {name: [(model["heads"]["total"], model["BLEU"]) for model in group] for name, group in groups.items()}
-    controls = {model["name"]: model["BLEU"] for model in models if not model["method"]}
+        groups.setdefault(" ".join(filter(None, (model["types"], model["method"]))), []).append(model)
+    lines = {name: [(model["heads"]["total"], model[score]) for model in group] for name, group in groups.items()}
+    controls = {model["name"]: model[score] for model in models if not model["method"]}
     name, largest = max(groups.items(), key=lambda group: len(group[1]), default=("", []))
     kept = kept_panels(largest, name) if len(largest) > 1 else []
-    return [score_panel("BLEU", lines, controls), *kept]
+    return [score_panel(score, lines, controls), *kept]
 
 
 def score_panel(

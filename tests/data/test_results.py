@@ -116,6 +116,30 @@ def test_the_p_value_of_a_loss_is_that_of_a_naive_bootstrap():
     assert statistics.mean_difference_test(a.tolist(), a.tolist(), counts) == 1
 
 
+def test_the_p_value_of_bleu_is_that_of_a_naive_bootstrap(monkeypatch):
+    """Centred absolute differences of resampled BLEU (Koehn 2004)."""
+    references, good, other = draw(0), draw(1, 0.1), draw(2, 0.2)
+    samples = numpy.random.default_rng(statistics.SEED).choice(40, size=(1000, 40), replace=True)
+
+    def scores(texts):
+        """BLEU of all sentences, then that of every sample: from the sums of the n-grams of its sentences."""
+        found = (
+            BLEU(effective_order=True).sentence_score(*pair)
+            for pair in zip(texts, [[x] for x in references], strict=True)
+        )
+        counts = numpy.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in found])
+        sums = [counts.sum(0), *counts[samples].sum(1)]
+        return [BLEU.compute_bleu(list(n[:4]), list(n[4:8]), *n[8:], smooth_method="exp").score for n in sums]
+
+    observed, *resampled = numpy.abs(numpy.subtract(scores(good), scores(other)))
+    more = sum(resampled - numpy.mean(resampled) > observed)
+    monkeypatch.setattr(statistics, "RESAMPLINGS", 1000)
+    monkeypatch.setenv("SACREBLEU_SEED", "7")  # has no effect
+    (found,) = scorers(references, BLEU(force=True))["BLEU"].differences(good, [other])
+    assert found.p == pytest.approx((more + 1) / 1001, abs=0.002) and 0.001 < found.p < 0.9
+    assert "bs:1000" in found.signature and f"seed:{statistics.SEED}" in found.signature
+
+
 @pytest.mark.parametrize("metric", [BLEU(), CHRF()], ids=["BLEU", "chrF2"])
 def test_the_interval_of_a_score_is_that_of_sacrebleu(metric, monkeypatch):
     """It gives the middle of its bootstrap scores and half of the width of their interval."""
