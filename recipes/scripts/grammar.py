@@ -1,7 +1,7 @@
 """Grammar of the artificial corpus: random clauses, their English dependency trees and Russian translations.
 
 A clause has a subject, a verb, perhaps an object, and adverbs. Frequencies of words are as in Zipf's law. The words are
-those of data/lexicon (format: README.md there).
+those of lexicon/ (format: README.md there).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parents[2] / "data" / "lexicon"
+FOLDER = Path(__file__).resolve().parent / "lexicon"
 CASES = ("nom", "gen", "dat", "acc", "ins")
 PERSONS = ((1, "sg"), (3, "sg"), (1, "pl"), (2, "pl"), (3, "pl"))
 GENDERS = {"m": "masculine", "n": "neuter", "f": "feminine", "pl": "plural"}

@@ -35,14 +35,14 @@ say() { echo "$*" >&2; }
 step() { say "[$1/5] ${*:2}"; }
 die() { say "setup: $*"; exit 1; }
 pip() { "$python" -m pip "$@" >>"$log" 2>&1; }
-check() { "$python" recipes/lib/environment.py "$@" >>"$log" 2>&1; }
+check() { "$python" recipes/scripts/environment.py "$@" >>"$log" 2>&1; }
 die_with_log() {
   { grep -v '^WARNING: ' "$log" | tail -n 12 | cut -c 1-240 >&2; } || true
   die "$* (see above; log: $log)."
 }
 
 # A moved environment has the old path in its commands.
-fingerprint() { { cat setup.py recipes/lib/setup.sh && printf '%s\n' "$venv"; } | cksum; }
+fingerprint() { { cat setup.py recipes/scripts/setup.sh && printf '%s\n' "$venv"; } | cksum; }
 # has_extras INSTALLED: true if all of `extras` are in a list that is installed.
 has_extras() {
   local extra
@@ -136,7 +136,7 @@ make_venv() {
   fi
   mkdir -p "$venv" && touch "$begun"
   # A torch that the interpreter has, for example in a vendor's container, may be the only one that fits the driver.
-  shared=$([[ -n $torch_spec ]] || "$base_python" -s recipes/lib/environment.py shared-torch 2>/dev/null || true)
+  shared=$([[ -n $torch_spec ]] || "$base_python" -s recipes/scripts/environment.py shared-torch 2>/dev/null || true)
   step 1 "making ${venv#"$root"/} with $base_python (Python $base_version)${shared:+, with its torch $shared}"
   "$base_python" -m venv ${shared:+--system-site-packages} "$venv" >>"$log" 2>&1 && venv_is_whole ||
     die_with_log "$base_python -m venv failed; use another interpreter: PYTHON=/path/to/python3.12"
@@ -200,7 +200,7 @@ install_checkout() {
 started=$SECONDS
 trap 'say "setup: interrupted; run it again to resume"; exit 130' INT TERM
 # Two at once would install over each other. The lock is on this file.
-exec 9<recipes/lib/setup.sh
+exec 9<recipes/scripts/setup.sh
 ! command -v flock >/dev/null || flock -n 9 || { say "setup: waiting for another set-up of this checkout" && flock 9; }
 if is_ready; then check_python_agrees; exit; fi
 if venv_is_whole; then
@@ -220,7 +220,7 @@ install_torch
 [[ $fairseq_spec != fairseq==* ]] || pip install "pip<24.1" "$numpy_spec" ||
   die_with_log "pip<24.1 cannot be installed; check the network and run this again"
 # From here on pip must not change torch and its numpy.
-"$python" recipes/lib/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"
+"$python" recipes/scripts/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"
 install_fairseq
 step 4 "installing this checkout (editable) and its tools"
 install_checkout "$extras" ||

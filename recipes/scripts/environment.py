@@ -17,11 +17,14 @@ from importlib.metadata import distributions, version
 REQUIRED = ["sacrebleu", "tensorboardX", "conllu"]
 TOOLS = {  # of an extra
     "fairseq": [],
-    "recipes": ["pydantic", "sacremoses", "subword_nmt"],
+    "text": ["sacremoses", "subword_nmt"],
+    "recipes": ["sacremoses", "subword_nmt", "mtdata", "opustools", "pooch"],
     "plots": ["matplotlib"],
     "ctranslate2": ["ctranslate2"],
     "dev": ["hypothesis", "pytest"],
 }
+if sys.version_info >= (3, 11):
+    TOOLS["recipes"].append("snakemake")
 
 
 def check_torch() -> None:

@@ -1,26 +1,22 @@
 #!/usr/bin/env python3
 """Make a small artificial English-Russian parallel corpus with gold English dependency trees.
 
-    python recipes/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--seed 1] [--force]
+    python recipes/scripts/make_corpus.py OUT_DIR [--train 30000] [--valid 500] [--test 500] [--seed 1] [--force]
 
 writes OUT_DIR/{train,valid,test}.{en,ru,en.conllu}. Every sentence is drawn as an abstract clause of frequent words,
-which becomes an English dependency tree and a Russian string (lib/artificial/grammar.py). The Russian side is a
+which becomes an English dependency tree and a Russian string (grammar.py). The Russian side is a
 function of the English one: its word forms depend on the subject (verb agreement), on the verb (case) and on the noun
 (adjective agreement), so a model must find these words in the source. A small model learns this in a minute.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
-
-from artificial.grammar import Sampler, Word, english, russian
-from commands import ArgumentParser, whole
+from grammar import Sampler, Word, english, russian
 
 LENGTHS = range(4, 17)  # English tokens, the final mark included
 DEFAULT_SIZES = {"train": 30000, "valid": 500, "test": 500}
@@ -62,35 +58,29 @@ def write_files(directory: Path, files: dict[str, str]) -> None:
         (directory / name).write_text(text, encoding="utf-8", newline="\n")
 
 
-def parse_arguments(argv: Sequence[str] | None) -> Namespace:
-    """Return the arguments, with `sizes` of the splits. Exit on invalid ones."""
-    parser = ArgumentParser("make_corpus.py", __doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        "make_corpus.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="directory to write, made if missing")
     for split, size in DEFAULT_SIZES.items():
         note = f"sentence pairs in {split} (default {size})"
-        parser.add_argument(f"--{split}", type=whole(), default=size, metavar="N", help=note)
-    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="random seed (default 1)")
+        parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=note)
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default 1)")
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     args = parser.parse_args(argv)
+    sizes = {split: getattr(args, split) for split in DEFAULT_SIZES}
+    if low := [f"--{split} {size}" for split, size in sizes.items() if size < 1]:
+        parser.error(f"{', '.join(low)}: must be 1 or more")
     present = [name for name in FILE_NAMES if (args.out_dir / name).exists()]
     if present and not args.force:
-        rule = "existing files are kept; add --force or name another directory"
-        parser.error(f"OUT_DIR {args.out_dir} already holds {', '.join(present)} but {rule}")
-    args.sizes = {split: getattr(args, split) for split in DEFAULT_SIZES}
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parse_arguments(argv)
+        parser.error(f"{args.out_dir} has {', '.join(present)}: add --force to overwrite, or name another directory")
     try:
-        write_files(args.out_dir, make_corpus(args.sizes, args.seed))
+        write_files(args.out_dir, make_corpus(sizes, args.seed))
     except OSError as problem:
-        hint = "name a directory that can be written"
-        print(f"make_corpus.py: error: cannot write OUT_DIR {args.out_dir} ({problem}); {hint}", file=sys.stderr)
-        return 2
-    print(f"wrote {args.out_dir}: " + ", ".join(f"{size} {split}" for split, size in args.sizes.items()) + " pairs")
-    return 0
+        parser.error(f"cannot write OUT_DIR {args.out_dir} ({problem}): name a directory that can be written")
+    print(f"wrote {args.out_dir}: " + ", ".join(f"{size} {split}" for split, size in sizes.items()) + " pairs")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
