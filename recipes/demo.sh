@@ -17,23 +17,23 @@ run() { echo "$ $1" && eval "$1" >>demo.log 2>&1 || { tail -n 4 demo.log >&2; ec
 train() { # NAME OPTIONS [&]: unless this training is complete
   grep -qs "done training" "$1/train.log" || run "fairseq-train data-bin --user-dir \"\$(headgates path)\" --save-dir $1 --tensorboard-logdir $1/tensorboard \\
     --no-epoch-checkpoints --log-format simple --log-interval 10 --seed 1 --task translation -s en -t ru \\
-    --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128 \\
-    --encoder-layers 2 --decoder-layers 1 --encoder-attention-heads 8 --decoder-attention-heads 8 \\
-    --share-decoder-input-output-embed --encoder-normalize-before --decoder-normalize-before --dropout 0 \\
-    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --max-tokens 2500 --label-smoothing 0.1 \\
-    --lr-scheduler polynomial_decay --lr 0.015 --max-update $updates --total-num-update $updates \\
-    $2 >>$1/train.log${3-}"
+    --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128 --encoder-layers 2 --decoder-layers 1 \\
+    --encoder-attention-heads 8 --decoder-attention-heads 8 --share-decoder-input-output-embed --encoder-normalize-before --decoder-normalize-before \\
+    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --dropout 0 --max-tokens 2500 --label-smoothing 0.1 \\
+    --lr-scheduler polynomial_decay --lr 0.015 --max-update $updates --total-num-update $updates $2 >>$1/train.log${3-}"
 }
 
 mkdir -p "$out" && cd "$out" && mkdir -p text baseline baseline+ all_heads0.5 smaller && echo "$ cd $out"
-# --- an artificial corpus of tokenised sentences, in BPE and binarised ---
-[[ -s corpus/train.en.conllu ]] || run "python3 $scripts/make_corpus.py corpus --train 12000 --valid 300 --test 300 --force"
-run "sacremoses -q -l ru detokenize <corpus/test.ru >text/reference.ru"
-for side in en ru; do
-  run "subword-nmt learn-bpe -s 1000 <corpus/train.$side >text/codes.$side"
-  for split in train valid test; do run "subword-nmt apply-bpe -c text/codes.$side <corpus/$split.$side >text/$split.bpe.$side"; done
-done
-run "fairseq-preprocess -s en -t ru --trainpref text/train.bpe --validpref text/valid.bpe --testpref text/test.bpe --destdir data-bin"
+if [[ ! -s data-bin/test.en-ru.ru.idx ]]; then # an artificial corpus of tokenised sentences, in BPE and binarised
+  rm -rf data-bin
+  [[ -s corpus/train.en.conllu ]] || run "python3 $scripts/make_corpus.py corpus --train 12000 --valid 300 --test 300 --force"
+  run "sacremoses -q -l ru detokenize <corpus/test.ru >text/reference.ru"
+  for side in en ru; do
+    run "subword-nmt learn-bpe -s 1000 <corpus/train.$side >text/codes.$side"
+    for split in train valid test; do run "subword-nmt apply-bpe -c text/codes.$side <corpus/$split.$side >text/$split.bpe.$side"; done
+  done
+  run "fairseq-preprocess -s en -t ru --trainpref text/train.bpe --validpref text/valid.bpe --testpref text/test.bpe --destdir data-bin"
+fi
 # --- a baseline; then, side by side, the control (baseline+), and gates that close half of the heads ---
 train baseline "--arch transformer --criterion label_smoothed_cross_entropy --warmup-updates $((updates * 80 / 260))"
 further="--finetune-from-model baseline/checkpoint_last.pt --warmup-updates $((updates * 20 / 260))"
