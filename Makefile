@@ -1,4 +1,4 @@
-# `make test` and `make demo` do their own set-up (recipes/lib/setup.sh) on a fresh machine.
+# `make test` and `make demo` do their own set-up (recipes/scripts/setup.sh) on a fresh machine.
 #   PYTHON=python3.12 make test      choose the interpreter (3.10 to 3.13) of a new environment
 #   VENV=.venv-3.12 make test        another place for the environment
 #   TORCH_SPEC='torch==2.5.1' make test   another torch
@@ -25,7 +25,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null || grep '##' Makefile
 
 setup: ## make the environment (test, demo, check ... do this themselves)
-	@recipes/lib/setup.sh
+	@recipes/scripts/setup.sh
 
 test: setup ## run the tests of every change
 	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
@@ -43,7 +43,7 @@ coverage: setup ## run the tests of every change and print the lines that they d
 	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
 
 # The demo needs no tools for tests and documentation.
-DEMO_EXTRAS = fairseq,recipes,plots,ctranslate2
+DEMO_EXTRAS = fairseq,text,plots,ctranslate2
 demo: export EXTRAS := $(or $(EXTRAS),$(DEMO_EXTRAS))
 demo: setup ## train, gate, prune and report on a small model; writes demo-out/
 	@$(IN_VENV) recipes/demo.sh $(ARGS)
@@ -54,8 +54,8 @@ docs: setup ## build the documentation in docs/_build/html; a dead link or an un
 check: setup ## lint, formatting, types, shell scripts
 	@$(IN_VENV) ruff check .
 	@$(IN_VENV) ruff format --check .
-	@$(IN_VENV) MYPYPATH=recipes/lib mypy fairseq_headgates headgates_start.py recipes
-	@$(IN_VENV) shellcheck -S warning -s bash recipes/*.sh recipes/lib/*.sh benchmarks/*.sh tests/*.sh .ci/run
+	@$(IN_VENV) MYPYPATH=recipes/scripts mypy fairseq_headgates headgates_start.py recipes
+	@$(IN_VENV) shellcheck -S warning -s bash recipes/*.sh recipes/scripts/*.sh recipes/scripts/*.sh benchmarks/*.sh tests/*.sh .ci/run
 
 format: setup ## rewrite the code in the project's format
 	@$(IN_VENV) ruff check --fix-only .

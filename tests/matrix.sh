@@ -3,7 +3,7 @@
 #
 #   tests/matrix.sh [CELL ...]        or: make matrix CELLS="3.10 3.12"
 #
-# A cell is a version of Python, for which recipes/lib/setup.sh chooses fairseq and torch, or PYTHON-TORCH (3.11-2.4.1), or
+# A cell is a version of Python, for which recipes/scripts/setup.sh chooses fairseq and torch, or PYTHON-TORCH (3.11-2.4.1), or
 # PYTHON-main: fairseq's main branch. FAIRSEQ_MAIN sets what pip installs for it: a folder, or a git+https://... address.
 #
 # Needs python3.10 to python3.13 on the PATH, a C++ compiler and git. Each cell has its environment, .venv-CELL, some GB of
@@ -28,7 +28,7 @@ for cell in "${cells[@]}"; do
   venv=$PWD/.venv-$cell torch=
   [[ -z $variant || $variant == main ]] || torch=torch==$variant
   echo "== $cell" >&2
-  VENV=$venv PYTHON=python$python TORCH_SPEC=$torch recipes/lib/setup.sh
+  VENV=$venv PYTHON=python$python TORCH_SPEC=$torch recipes/scripts/setup.sh
   if [[ $variant == main && ! -f $venv/main ]]; then
     "$venv/bin/python" -m pip uninstall --quiet --yes fairseq
     "$venv/bin/python" -m pip install --quiet --no-build-isolation -c "$venv/constraints.txt" \

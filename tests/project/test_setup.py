@@ -51,7 +51,7 @@ def put(path, text):
 @pytest.fixture
 def machine(tmp_path):
     """A checkout in `main`, and a folder `bin` that is all of its PATH."""
-    for name in ("setup.py", "recipes/lib/setup.sh"):
+    for name in ("setup.py", "recipes/scripts/setup.sh"):
         (tmp_path / "main" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "main" / name)
     (tmp_path / "bin").mkdir()
@@ -63,7 +63,7 @@ def machine(tmp_path):
 
 def set_up(machine, **environment):
     return subprocess.run(
-        [machine / "main/recipes/lib/setup.sh"],
+        [machine / "main/recipes/scripts/setup.sh"],
         env={"PATH": str(machine / "bin"), "HOME": str(machine), **environment},
         capture_output=True,
         text=True,

@@ -31,7 +31,7 @@ LAYERS = [
     ["extensions"],
 ]
 # The same of recipes/lib.
-ROOMS_OF_RECIPES = [["commands"], ["artificial", "corpora", "results", "training"], ["text"], ["settings"]]
+ROOMS_OF_RECIPES = [["commands"], ["corpora", "results", "training"], ["text"], ["settings"]]
 LARGEST = {"fairseq_headgates": 400, "recipes": 400, "benchmarks": 400, "tests": 500}  # lines of a file
 
 

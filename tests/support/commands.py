@@ -101,6 +101,14 @@ class Command:
 
 def _run_entry_point(argv, files, limits):
     """What the installed script does, with the standard streams in files, under {"RLIMIT_FSIZE": bytes, ...}."""
+    os.chdir(Path(files[0]).parent)
+    written = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    modes = (os.O_RDONLY, written, written)
+    run_forked(argv, [os.open(name, mode, 0o666) for name, mode in zip(files, modes, strict=True)], limits)
+
+
+def run_forked(argv, streams, limits):
+    """Run a program in this process, with these descriptors as its standard streams."""
     gc.freeze()  # looking for garbage among what the parent imported would copy its memory
     import resource
 
@@ -110,14 +118,13 @@ def _run_entry_point(argv, files, limits):
 
     as_later_versions()
     torch.set_num_threads(1)
-    for descriptor, (name, mode) in enumerate(zip(files, "rww", strict=True)):
-        with open(name, mode) as file:
-            os.dup2(file.fileno(), descriptor)
+    for descriptor, stream in enumerate(streams):
+        os.dup2(stream, descriptor)
+        os.close(stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (multiprocessing has closed it)
     sys.argv = argv
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
-    os.chdir(Path(files[0]).parent)
     try:
         sys.exit(_entry_point(argv[0])())
     finally:

@@ -121,7 +121,7 @@ def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
 def make_corpus(folder: Path) -> Path:
     """A folder of artificial English and Russian, {train,valid,test}.{en,ru}."""
     sizes = ["--train", "300", "--valid", "8", "--test", "9"]
-    command = [sys.executable, str(RECIPES / "make_corpus.py"), str(folder), *sizes, "--force"]
+    command = [sys.executable, str(RECIPES / "scripts" / "make_corpus.py"), str(folder), *sizes, "--force"]
     subprocess.run(command, check=True, capture_output=True)
     return folder
 

@@ -1,1 +1,0 @@
-"""Artificial English and Russian text with its trees."""

@@ -1,1 +1,0 @@
-"""Settings of the recipes: each is declared once, with its type, meaning, group and defaults."""

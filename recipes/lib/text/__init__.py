@@ -1,1 +1,0 @@
-"""Text of the recipes: cleaning, commands on blocks of lines, batches."""

@@ -1,1 +1,0 @@
-"""Training in the recipes: stopping and resuming, averages, checks."""
