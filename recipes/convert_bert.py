@@ -5,8 +5,7 @@
 
 MODEL_DIR is a local folder with config.json (model_type bert), model.safetensors or pytorch_model.bin, and
 tokenizer.json or vocab.txt. Into OUT_DIR, replacing files that exist, the program writes model.pt, dict.txt and
-tokenizer.json, with which recipes/classification.sh encodes text. It prints the sizes of the model as settings of that
-recipe.
+tokenizer.json, which encodes text. It prints what a configuration of recipes/workflow/classification.smk says of the model.
 
 [CLS], [PAD], [SEP] and [UNK] become <s>, <pad>, </s> and <unk> of fairseq's dictionary, the other WordPieces keep their
 order, and [MASK] is last, as <mask>. fairseq's roberta has no token types: the embedding of type 0 is added to those of
@@ -20,20 +19,17 @@ import io
 import json
 import math
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).resolve().parent / "lib"), str(Path(__file__).resolve().parents[1])]
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor
 
-from commands import ArgumentParser, Refused, quoted
 from fairseq_headgates.checkpoints import save_checkpoint
 from fairseq_headgates.files import check_writable, write_whole
 
@@ -41,12 +37,12 @@ FILES = ("dict.txt", "tokenizer.json", "model.pt")
 SPECIAL, MASK = ("[CLS]", "[PAD]", "[SEP]", "[UNK]"), "[MASK]"
 FORM = {"model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate", "relu": "relu"}
-SIZES = {  # options of fairseq, their names in config.json, and as settings of recipes/classification.sh
-    "encoder_embed_dim": ("hidden_size", "EMBED"),
-    "encoder_ffn_embed_dim": ("intermediate_size", "FFN"),
-    "encoder_layers": ("num_hidden_layers", "LAYERS"),
-    "encoder_attention_heads": ("num_attention_heads", "HEADS"),
-    "max_positions": ("max_position_embeddings", "MAX_POSITIONS"),
+SIZES = {  # options of fairseq, and their names in config.json
+    "encoder_embed_dim": "hidden_size",
+    "encoder_ffn_embed_dim": "intermediate_size",
+    "encoder_layers": "num_hidden_layers",
+    "encoder_attention_heads": "num_attention_heads",
+    "max_positions": "max_position_embeddings",
 }
 ENCODER, LM_HEAD, LM = "encoder.sentence_encoder.", "encoder.lm_head.", "cls.predictions."
 LAYER = {
@@ -66,28 +62,28 @@ EPSILON, USUAL_EPSILON, LARGEST_FACTOR = 1e-5, 1e-12, 16.0
 
 def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise Refused(f"{path} is missing: MODEL_DIR must be the folder of a BERT of Hugging Face")
+        raise ValueError(f"{path} is missing: MODEL_DIR must be the folder of a BERT of Hugging Face")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise Refused(f"{path} is no JSON ({error}): download it again") from None
+        raise ValueError(f"{path} is no JSON ({error}): download it again") from None
     if not isinstance(found, dict):
-        raise Refused(f"{path} is no JSON object: download it again")
+        raise ValueError(f"{path} is no JSON object: download it again")
     return found
 
 
 def options_of(config: dict[str, Any], path: Path) -> Namespace:
-    """Return the options of fairseq's roberta for a BERT. Raise Refused for another form of model."""
+    """Return the options of fairseq's roberta for a BERT. Raise ValueError for another form of model."""
     for name, value in FORM.items():
         found = config.get(name, None if name == "model_type" else value)
         if found != value:
-            raise Refused(f"{path}: {name} is {quoted(str(found))}, and only {value!r} can be converted")
+            raise ValueError(f"{path}: {name} is {str(found)!r}, and only {value!r} can be converted")
     if config.get("hidden_act") not in ACTIVATIONS:
-        found = quoted(str(config.get("hidden_act")))
-        raise Refused(f"{path}: hidden_act is {found}, and must be one of {', '.join(ACTIVATIONS)}")
+        found = repr(str(config.get("hidden_act")))
+        raise ValueError(f"{path}: hidden_act is {found}, and must be one of {', '.join(ACTIVATIONS)}")
     if not 0 < config.get("layer_norm_eps", USUAL_EPSILON) <= EPSILON:
-        raise Refused(f"{path}: layer_norm_eps is {config['layer_norm_eps']}, and must be at most {EPSILON}")
-    sizes = {option: int(config[name]) for option, (name, _) in SIZES.items()}
+        raise ValueError(f"{path}: layer_norm_eps is {config['layer_norm_eps']}, and must be at most {EPSILON}")
+    sizes = {option: int(config[name]) for option, name in SIZES.items()}
     training = {"task": "masked_lm", "criterion": "masked_lm", "optimizer": "adam", "lr_scheduler": "fixed"}
     return Namespace(
         arch="roberta",
@@ -103,7 +99,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights by their names in BertModel; those of the output layer begin with `cls.predictions.`."""
     path = next((folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()), None)
     if path is None:
-        raise Refused(f"{folder} has no model.safetensors and no pytorch_model.bin: download one of them")
+        raise ValueError(f"{folder} has no model.safetensors and no pytorch_model.bin: download one of them")
     load: Callable[[Path], dict[str, Tensor]] = partial(torch.load, map_location="cpu", weights_only=True)
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -112,7 +108,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     try:
         weights = load(path)
     except Exception as error:  # the packages raise errors of many types
-        raise Refused(f"{path} cannot be read ({str(error).partition(chr(10))[0]}): download it again") from None
+        raise ValueError(f"{path} cannot be read ({str(error).partition(chr(10))[0]}): download it again") from None
     # Published files have names of an old version.
     names = {old: old.replace("Norm.gamma", "Norm.weight").replace("Norm.beta", "Norm.bias") for old in weights}
     return {names[old].removeprefix("bert."): weight.float() for old, weight in weights.items()}
@@ -129,18 +125,18 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
         lowercase = read_json(options).get("do_lower_case", True) if options.is_file() else True
         found = json.loads(BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lowercase).to_str())
     if found.get("model", {}).get("type") != "WordPiece":
-        raise Refused(f"{folder}/tokenizer.json has no WordPieces (model.type): it must be the tokenizer of a BERT")
+        raise ValueError(f"{folder}/tokenizer.json has no WordPieces (model.type): it must be the tokenizer of a BERT")
     return found | {"padding": None, "truncation": None}
 
 
 def symbols_of(vocabulary: dict[str, int], folder: Path) -> list[str]:
     """Return the WordPieces in the order of fairseq: the special ones, the others by their numbers, the mask."""
     if missing := [symbol for symbol in (*SPECIAL, MASK) if symbol not in vocabulary]:
-        raise Refused(f"{folder}: the vocabulary lacks {', '.join(missing)}: it must be that of a BERT")
+        raise ValueError(f"{folder}: the vocabulary lacks {', '.join(missing)}: it must be that of a BERT")
     others = sorted(vocabulary.keys() - {*SPECIAL, MASK}, key=vocabulary.__getitem__)
     for symbol in others:
         if symbol in ("<s>", "<pad>", "</s>", "<unk>", "<mask>") or len(symbol.split()) != 1:
-            raise Refused(f"{folder}: the vocabulary has {quoted(symbol)}, which fairseq's dictionary cannot hold")
+            raise ValueError(f"{folder}: the vocabulary has {symbol!r}, which fairseq's dictionary cannot hold")
     return [*SPECIAL, *others, MASK]
 
 
@@ -207,8 +203,10 @@ def work(folder: Path, out: Path) -> None:
     write_whole(out / "dict.txt", dictionary)
     write_whole(out / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
     save_checkpoint(checkpoint(options, model), str(out / "model.pt"))
-    sizes = " ".join(f"{setting}={getattr(options, option)}" for option, (_, setting) in SIZES.items())
-    print(f"wrote {', '.join(FILES)} to {out}\nPRETRAINED={out / 'model.pt'} {sizes}")
+    sizes = "".join(f"  {option.replace('_', '-')}: {getattr(options, option)}\n" for option in SIZES)
+    files = {"checkpoint": "model.pt", "dict": "dict.txt", "codes": "tokenizer.json"}
+    print(f"wrote {', '.join(FILES)} to {out}; for the configuration of a recipe:\npretrained:")
+    print("".join(f"  {key}: {out / name}\n" for key, name in files.items()) + f"model:\n{sizes}", end="")
     if f"{LM}bias" not in weights:
         print(f"the output layer of masked words is new and untrained: the model has no {LM}*")
     if others := sorted({name.split(".")[0] for name in weights} - {"embeddings", "encoder", "cls"}):
@@ -216,7 +214,7 @@ def work(folder: Path, out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser("convert_bert.py", __doc__)
+    parser = ArgumentParser("convert_bert.py", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL_DIR", type=Path, help="local folder of a BERT of Hugging Face")
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="folder to write, made if missing")
     args = parser.parse_args(argv)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,11 @@ def trainings(config: Options, family: Family) -> dict[str, Training]:
     return found
 
 
+def number_of_heads(keep: int | float, total: int) -> int:
+    """Return a number of heads, or how many a fraction of all is: halves are rounded up, as by headgates prune."""
+    return int((Decimal(str(keep)) * total).to_integral_value(ROUND_HALF_UP)) if isinstance(keep, float) else keep
+
+
 @dataclass(frozen=True)
 class Cut:
     """A call of headgates prune or compress. Paths are in the folder of the seed.
@@ -242,7 +248,7 @@ def cuts(config: Options, family: Family) -> dict[str, Cut]:
             types, keep = family.types(run.get("types", "all")), run["keep"]
             if len(model.steps) > 1:
                 total = sum(family.heads[each] for each in types.split(","))
-                keep = int(keep * total + 0.5) if isinstance(keep, float) else keep
+                keep = number_of_heads(keep, total)
             for number, step in enumerate(model.steps, 1):
                 last = number == len(model.steps)
                 kept = keep if last else total - (total - keep) * number // len(model.steps)

@@ -15,7 +15,7 @@ from fairseq_headgates.attention.choice import best_heads
 from fairseq_headgates.attention.cuts import kept_mask, open_mask
 from fairseq_headgates.gates import parse_target
 from fairseq_headgates.heads import TYPES
-from runs import Heads, Run
+from plan import number_of_heads
 
 
 def open_tables():
@@ -95,14 +95,14 @@ def test_a_number_of_heads_or_a_share(keep, left):
 
 @pytest.mark.parametrize("heads", [1, 2, 5, 7, 8, 24, 27, 36, 144])
 def test_fractions_of_heads_are_rounded_by_one_rule(heads):
-    """Halves up, of the fraction as it is written: 0.145 of 100 is 14.5. In --target-heads, --keep and RUNS."""
+    """Halves up, of the fraction as it is written: 0.145 of 100 is 14.5. In --target-heads, --keep and steps of a recipe."""
     scores = HeadTable({"enc-self": [[*range(heads)]]})
     for thousandths in range(0, 1001, 5):
         share = f"{thousandths / 1000:.3f}"
         expected = math.floor(Fraction(thousandths, 1000) * heads + Fraction(1, 2))
         assert parse_target(share).counts({"enc-self": heads}) == {("enc-self",): expected}
         assert best_heads(scores, float(share)).count("enc-self")[0] == expected
-        assert Heads({"enc-self": heads}).kept(Run("enc-self", share, "gradient")) == expected
+        assert number_of_heads(float(share), heads) == expected
 
 
 def test_the_mask_keeps_the_signature_of_the_scores():

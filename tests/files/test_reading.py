@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary
 
-from corpora import fetching, labelled
 from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask
-from results import curves
-from text import in_blocks
 
 MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {  # one of the package, whose files are read in one place, and those of the recipes
     "mask": (MASK, parse_mask),
     "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
-    "train.tsv": (LABELLED, lambda path: labelled.read(Path(path))),
-    "SHA256SUMS": (f"{'0f' * 32}  a\n", lambda path: fetching.read_sums(str(Path(path).parent))),
-    "train.de": ("Schön !\nx\n", lambda path: list(in_blocks.blocks(Path(path), 1))),
+    "train.tsv": (LABELLED, lambda path: labelled.read(Path(path), 1)),
 }  # fmt: skip
 
 

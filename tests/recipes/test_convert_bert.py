@@ -1,15 +1,17 @@
 """convert_bert.py: outputs equal to those of BERT, by a naive BERT and by transformers; what it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
 
 import pytest
 import torch
-from support.recipes import run
+import yaml
+from support.recipes import RECIPES
+from support.workflows import snakemake
 
-import commands
 import convert_bert
 
 SIZE, LAYERS, HEADS, FFN, POSITIONS = 16, 2, 4, 24, 9
@@ -180,33 +182,20 @@ def test_outputs_are_those_of_transformers(activation, epsilon, tolerance, tmp_p
     (tmp_path / "bert" / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in VOCABULARY))
     assert convert_bert.main([str(tmp_path / "bert"), str(tmp_path / "out")]) == 0
     assert compared(model, tmp_path / "out", features_only=True) < tolerance
-    assert _encoded(tmp_path / "out", "Unaffable, the X\n", monkeypatch) == "un ##aff ##able , the [UNK]\n"
+    assert encoded(tmp_path / "out", "Unaffable, the X\n") == "un ##aff ##able , the [UNK]\n"
 
 
-def _encoded(folder, text, monkeypatch):
-    import io
-
-    into = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    monkeypatch.setattr(sys, "stdout", into)
-    assert commands.run("text.wordpieces", str(folder / "tokenizer.json")) == 0
-    into.flush()
-    return into.buffer.getvalue().decode()
-
-
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, capsys):
-    pytest.importorskip("tokenizers")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    for name, words in (("tokenizer.json", "is no tokenizer.json of Hugging Face"), ("none.json", "No such file")):
-        assert commands.run("text.wordpieces", str(tmp_path / name)) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert words in line
+def encoded(folder, text):
+    """The tokens of a text, as the rule of the recipe makes them, in any locale."""
+    command = [sys.executable, RECIPES / "scripts" / "wordpieces.py", folder / "tokenizer.json"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    return subprocess.run(command, input=text.encode(), env=env, capture_output=True, check=True).stdout.decode()
 
 
 @pytest.mark.rehearsal
 @pytest.mark.release
-def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path):
-    """From text to a table, with the model's own tokenizer."""
+def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path, capsys):
+    """From text to a table, with the model's own tokenizer and the lines that convert_bert.py prints."""
     pytest.importorskip("tokenizers")
     letters = "abcdefgh"
     vocabulary = [*VOCABULARY[:7], *letters, *(f"##{letter}" for letter in letters)]
@@ -215,18 +204,19 @@ def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in vocabulary))
     assert convert_bert.main([str(folder), str(tmp_path / "out")]) == 0
+    given = yaml.safe_load(capsys.readouterr().out.partition("\n")[2].partition("the output")[0])
     (tmp_path / "raw").mkdir()
     for split in ("train", "valid", "test"):
         lines = [f"{letter}{other} {other}\t{letter in 'abcd'}\n" for letter in letters for other in letters]
         (tmp_path / "raw" / f"{split}.tsv").write_text("".join(lines))
-    given = {"PRETRAINED": tmp_path / "out" / "model.pt", "EMBED": SIZE, "FFN": FFN, "LAYERS": LAYERS, "HEADS": HEADS}
-    given |= {"MAX_POSITIONS": POSITIONS, "UPDATES": 30, "WARMUP": 3, "LR": 0.01, "STEPS": 50, "RUNS": ""}
-    given |= {"CURVES": "refit", "CPU": 1}
-    result = run("classification.sh", tmp_path / "raw", tmp_path / "table", **given)
-    assert result.returncode == 0, result.stdout + result.stderr
+    length = {"lr": 0.01, "lr-scheduler": "polynomial_decay", "warmup-updates": 3, "max-update": 30, "batch-size": 32}
+    config = {"raw": "raw", "out": "table", "classes": 2, "baseline": length, "further": length, "runs": {}}
+    config |= {"training": {"cpu": True, "optimizer": "adam"}, "evaluation": {"max-tokens": 8000}}
+    snakemake(tmp_path, "classification", config | given | {"curves": ["refit"], "steps": "50"})
     text = (tmp_path / "table" / "text" / "test.bpe.input0").read_text().splitlines()
     assert text[:2] == ["a ##a a", "a ##b b"] and len(text) == 64
-    rows = {line.split()[0]: line.split()[1:4] for line in result.stdout.splitlines() if "/8 " in line}
+    table = (tmp_path / "table" / "results.txt").read_text()
+    rows = {line.split()[0]: line.split()[1:4] for line in table.splitlines() if "/8 " in line}
     assert rows["refit-50%"][0] == "4/8" and float(rows["baseline"][2]) > 80
 
 

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("support.corpora", "support.recipes")
+pytest.register_assert_rewrite("support.recipes", "support.workflows")
