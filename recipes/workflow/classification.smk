@@ -12,6 +12,11 @@ include: "rules/common.smk"
 check(config, "classification")
 OUT = config["out"]
 RAW = config.get("raw", f"{OUT}/raw")
+
+
+include: "rules/corpora.smk"
+
+
 DATA, SPLITS = f"{OUT}/data-bin", ["train", "valid", "test"]
 INPUTS = ["input0", "input1"] if config["pairs"] else ["input0"]
 TASK = {
@@ -25,14 +30,14 @@ DATA_OPTIONS = command_line(
     {"max-positions": config["model"]["max-positions"], "shorten-method": "truncate"},
     config["evaluation"],
 )
-PRETRAINED = config.get("pretrained", {})
+PRETRAINED = config.get("pretrained") or dict(zip(["checkpoint", "dict"], MODEL_FILES))
 FAMILY = Family(
     "roberta",
     "roberta_head_gates",
     "sentence_prediction",
     {**TASK, "shorten-method": "truncate", "required-batch-size-multiple": 1},
     {"enc-self": config["model"]["encoder-layers"] * config["model"]["encoder-attention-heads"]},
-    # A path that does not begin at the root is in the folder of the seed.
+    # A relative path would be in the folder of the seed.
     os.path.abspath(PRETRAINED["checkpoint"]) if PRETRAINED else "pretrained/trained.pt",
 )
 MODELS = models(config, FAMILY)
@@ -68,14 +73,10 @@ wildcard_constraints:
 
 
 rule all:
+    default_target: True
     input:
         f"{OUT}/results.txt",
         f"{OUT}/report.html",
-
-
-if "corpus" in config:
-
-    include: "rules/corpora.smk"
 
 
 # --- text: columns -> tokenised -> BPE -> binarised -------------------------------------------------------------------

@@ -39,9 +39,7 @@ rule all:
         f"{OUT}/report.html",
 
 
-if "corpus" in config:
-
-    include: "rules/corpora.smk"
+include: "rules/corpora.smk"
 
 
 # One blank between words: fairseq and subword-nmt do not agree on the characters that end a word or a line.

@@ -19,7 +19,7 @@ BASELINE, CONTROL, FROZEN = "baseline", "baseline+", "baseline+frozen"
 # Options of every training, which a configuration may replace.
 LOGGED = {"no-epoch-checkpoints": True, "log-format": "simple", "log-interval": 50}
 # Keys of a run whose value may be a list: one run for each value.
-SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup")
+SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup", "scratch")
 
 
 def check(config: dict[str, Any], family: str) -> None:

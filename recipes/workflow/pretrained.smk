@@ -1,19 +1,12 @@
 # A trained translation model, pruned without training: scores of its heads, BLEU over the number of heads, a checkpoint.
 #
 #   snakemake -s recipes/workflow/pretrained.smk --configfile recipes/config/prune_pretrained.yaml --config raw=newstest
-import os
-import shlex
-import sys
 
-from snakemake.exceptions import WorkflowError
-from snakemake.utils import validate
 
-try:
-    validate(config, "pretrained.schema.yaml")
-except WorkflowError as error:
-    sys.exit(f"wrong configuration: {getattr(error.__context__, 'message', error)}")
+include: "rules/common.smk"
 
-SCRIPTS = os.path.relpath(f"{workflow.basedir}/../scripts")
+
+check(config, "pretrained")
 OUT, SRC, TGT = config["out"], config["src"], config["tgt"]
 RAW = config.get("raw", f"{OUT}/raw")
 SCORES = config["scores"]
@@ -37,19 +30,8 @@ include: "rules/corpora.smk"
 CHECKPOINT = config.get("checkpoint") or MODEL_FILES[0]
 MODEL = os.path.dirname(CHECKPOINT) or "."
 DATA = config.get("data", f"{OUT}/data-bin")
-EVALUATION = " ".join(
-    f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}"
-    for name, value in config["evaluation"].items()
-    if value is not False
-)
-COMMON = f"{DATA} --path {CHECKPOINT} --source-lang {SRC} --target-lang {TGT}" + (
-    " --cpu" if config["cpu"] else ""
-)
-
-
-def plain_or_gz(plain):
-    """The path of a raw text, plain or compressed."""
-    return f"{plain}.gz" if os.path.exists(f"{plain}.gz") and not os.path.exists(plain) else plain
+EVALUATION = command_line(config["evaluation"])
+COMMON = f"{DATA} --path {CHECKPOINT} --source-lang {SRC} --target-lang {TGT}" + (" --cpu" if config["cpu"] else "")
 
 
 # --- text: raw -> tokenised -> BPE -> binarised -------------------------------------------------------------------------
@@ -67,7 +49,7 @@ rule encode:
         ),
     threads: workflow.cores
     shell:
-        r"gzip -cdf {input[0]} | LC_ALL=C sed '1s/^\xef\xbb\xbf//; s/\r$//' | {params.tokenize}"
+        READ + " | {params.tokenize}"
         " | subword-nmt apply-bpe -c {input.codes} > {output}"
 
 

@@ -45,14 +45,18 @@ rule all:
     input:
         f"{OUT}/results.txt",
         f"{OUT}/report.html",
+        expand(f"{OUT}/seed{{seed}}/over_training.txt", seed=config["seeds"] if "epochs" in config else []),
 
 
-if "corpus" in config:
-
-    include: "rules/corpora.smk"
+include: "rules/corpora.smk"
 
 
 include: "rules/text.smk"
 include: "rules/train.smk"
 include: "rules/prune.smk"
 include: "rules/evaluate.smk"
+
+
+if "epochs" in config:
+
+    include: "rules/over_training.smk"

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.recipes import ROOT, first_lines, run
+from support.recipes import ROOT, first_lines
+from support.workflows import snakemake
 
 from fairseq_headgates.data.results import read_evaluations
 
@@ -50,13 +51,17 @@ def test_all_forms_translate_real_sentences_alike(corpus, epochs, weight, tmp_pa
     for split, lines in (("train", 3000), ("valid", 30), ("test", 150)):
         for language in (source, target):
             first_lines(Path(DATA) / corpus / f"{split}.{language}.gz", lines, raw / f"{split}.{language}.gz")
-    sizes = {"EMBED": 32, "FFN": 64, "LAYERS": 2, "HEADS": 4, "BPE": 600, "EPOCHS": epochs, "LR": 0.01, "WARMUP": 40}
-    sizes |= {"SCHEDULE": "inverse_sqrt"}
-    gates = {"RUNS": f"all:{weight}", "GATE_LR_SCALE": 150, "FIX_AFTER": 0}
-    gates |= {"PRUNE_UPDATES": 60, "PRUNE_LR": 0.003, "PRUNE_WARMUP": 5}
-    result = run("translation.sh", raw, out, source, target, LOWERCASE=1, JOINT=0, OMP_NUM_THREADS=1, **sizes, **gates)
-    assert result.returncode == 0, result.stdout + result.stderr
-    [evaluation] = read_evaluations(str(out / f"all_lambda{weight}" / "evaluation.json"))
+    sizes = {"embed-dim": 32, "ffn-embed-dim": 64, "layers": 2, "attention-heads": 4, "normalize-before": True}
+    training = {"cpu": True, "dropout": 0.1, "label-smoothing": 0.1, "optimizer": "adam", "max-tokens": 2500}
+    length = {"lr-scheduler": "inverse_sqrt", "lr": 0.01, "warmup-updates": 40, "max-update": 100000}
+    further = {"lr-scheduler": "polynomial_decay", "lr": 0.003, "warmup-updates": 5, "max-update": 60}
+    gates = {"gates": "all", "lambda": weight, "options": {"gate-lr-scale": 150}}
+    config = {"raw": str(raw), "out": str(out), "src": source, "tgt": target, "lowercase": True, "bpe": 600}
+    config |= {"joint_bpe": False, "joint_dictionary": False, "runs": {"gated": gates}}
+    config |= {"model": {f"{side}-{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}}
+    config |= {"training": training, "baseline": length | {"max-epoch": epochs}, "further": further}
+    snakemake(tmp_path, "translation", config | {"evaluation": {"beam": 4, "max-tokens": 4000}})
+    [evaluation] = read_evaluations(str(out / "seed1" / "gated" / "evaluation.json"))
     heads = evaluation.heads["total"]
     assert 0 < heads[0] < heads[1] == 24  # some heads went, some stayed
-    assert_same_outputs(out / f"all_lambda{weight}" / "checkpoint_last.pt", out / "data-bin", tmp_path)
+    assert_same_outputs(out / "seed1" / "gated" / "checkpoint_last.pt", out / "data-bin", tmp_path)

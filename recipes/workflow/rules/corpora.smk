@@ -4,9 +4,6 @@
 # The including file defines OUT, the output folder, RAW, the folder of the raw text, and SCRIPTS, the folder of the
 # scripts. Archives are downloaded to {OUT}/downloads; a file that is there already is used as it is.
 
-import os
-import re
-
 DOWNLOADS = {
     "yandex-1m.zip": ["https://github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip"],
     # Titles of Wikipedia articles; the file of WMT14 is the same.
