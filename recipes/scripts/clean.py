@@ -90,7 +90,9 @@ def main() -> None:
                 for file, text in zip(files, pair, strict=True):
                     file.write(text + "\n")
     rows = [("pairs", total := counts.total()), *((each, -counts[each]) for each in REASONS), ("left", counts[None])]
-    print(text_table(["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows]))
+    print(
+        text_table(["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows])
+    )
     if not counts[None]:
         raise SystemExit("clean.py: no pair is left for training")
 

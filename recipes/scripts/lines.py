@@ -13,5 +13,5 @@ FORMS = {"lowercase": str.lower, "words": lambda line: " ".join(line.split()) + 
 
 if __name__ == "__main__":
     for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(encoding="utf-8", newline="\n")
+        stream.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     sys.stdout.writelines(map(FORMS[sys.argv[1]], sys.stdin))

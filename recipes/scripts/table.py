@@ -149,7 +149,7 @@ def published(row: Row, paper: str) -> str | None:
     rows = [line.split() for line in VOITA.get(f"{paper} {types}", [])]
     share = row.values["total"] / row.values["of"]
     nearest = min(rows, key=lambda each: abs(sum(map(int, each[0].split("/"))) / 144 - share), default=None)
-    return f"{nearest[0]} {nearest[1 + row.name.endswith('_scratch')]}" if nearest else None
+    return f"{nearest[0]} {nearest[1 + ('scratch' in row.name)]}" if nearest else None
 
 
 # Names in the TSV: title and format in the table.

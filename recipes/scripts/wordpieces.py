@@ -9,10 +9,9 @@ import sys
 
 from tokenizers import Tokenizer
 
-
 if __name__ == "__main__":
     for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(encoding="utf-8", newline="\n")
+        stream.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     tokenizer = Tokenizer.from_file(sys.argv[1])
     for line in sys.stdin:
         print(*tokenizer.encode(line, add_special_tokens=False).tokens)

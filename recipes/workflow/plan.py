@@ -180,38 +180,34 @@ class Training:
 def trainings(config: Options, family: Family) -> dict[str, Training]:
     """Return all trainings of a seed by the name of their folder."""
 
-    def options(schedule: str, arch: str = family.arch, criterion: str = family.criterion, **more: Any) -> str:
+    def options(schedule: str, *own: Options) -> str:
         """Return the options of a training with a schedule of the configuration, baseline or further."""
-        own = {name.replace("_", "-"): value for name, value in more.items()}
-        build = [LOGGED, {"arch": arch}, family.task, config["model"], {"criterion": criterion}]
-        return command_line(*build, config["training"], whole_length(config[schedule]), own)
+        usual = [LOGGED, {"arch": family.arch}, family.task, config["model"], {"criterion": family.criterion}]
+        return command_line(*usual, config["training"], whole_length(config[schedule]), *own)
 
-    gated = {"arch": family.gated_arch}
-    trained = f"{BASELINE}/trained.pt"
+    first = f"{BASELINE}/trained.pt"
+    gated, shaped = {"arch": family.gated_arch}, {"arch": family.gated_arch, "remove-heads": True}
     found = {BASELINE: Training(options("baseline"), family.start)}
-    for model in models(config, family).values():
-        run, name = model.run, model.name
-        more = {**gated, **run.get("options", {})}
-        frozen = {"freeze-params": r"^decoder\."} if FROZEN in (name, model.control) else {}
+    for name, model in models(config, family).items():
+        run, own = model.run, model.run.get("options", {})
+        frozen = gated | {"freeze-params": r"^decoder\."} if FROZEN in (name, model.control) else {}
         if name in (CONTROL, FROZEN):
-            found[name] = Training(options("further", **(gated if frozen else {}), **frozen), trained)
+            found[name] = Training(options("further", frozen), first)
         elif model.kind == "gates":
             penalty = {"l0-weight": run.get("lambda"), "target-heads": run.get("target")}
             if "target" in run:
                 penalty["sparsity-method"] = run.get("method", "lagrangian")
-            own = {"gate-heads": family.types(run["gates"]), **penalty, **config["gates"], **frozen}
-            found[name] = Training(options("further", criterion=f"{family.criterion}_l0", **own, **more), trained)
+            gates = {"criterion": f"{family.criterion}_l0", "gate-heads": family.types(run["gates"])} | penalty
+            found[name] = Training(options("further", gated, gates, config["gates"], frozen, own), first)
         elif model.kind == "scratch":
-            shape = {"remove-heads": True}
             pruned = f"{run['scratch']}/pruned.pt"
-            found[f"{name}/first"] = Training(options("baseline", **shape, **more), None, pruned)
-            found[name] = Training(options("further", **shape, **more), f"{name}/first/trained.pt", pruned)
+            found[f"{name}/first"] = Training(options("baseline", shaped, own), None, pruned)
+            found[name] = Training(options("further", shaped, own), f"{name}/first/trained.pt", pruned)
         elif model.kind and model.is_trained:
             for number, step in enumerate(model.steps, 1):
-                part = {"max-update": config["further"]["max-update"] * number // len(model.steps)}
+                until = {"max-update": config["further"]["max-update"] * number // len(model.steps)}
                 start = f"{step}/start.pt"
-                own = {"remove-heads": True, **frozen, **(part if len(model.steps) > 1 else {})}
-                found[step] = Training(options("further", **own, **more), start, start, resumes=number > 1)
+                found[step] = Training(options("further", shaped, until, frozen, own), start, start, number > 1)
     return found
 
 

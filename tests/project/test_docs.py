@@ -8,6 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from results import rows
+from results.translation import SWEEP_FORMAT
+from results.translation import models as swept
 from support.pages import (
     FAIRSEQ,
     LIKE_GENERATE,
@@ -33,9 +36,6 @@ from fairseq_headgates.data.results import read_evaluations
 from fairseq_headgates.extensions.attention import drawing as attention
 from fairseq_headgates.extensions.explain import drawing as explanation
 from fairseq_headgates.heads import AttentionMap, Contributions, HeadId, parse_mask, read_scores
-from results import rows
-from results.translation import SWEEP_FORMAT
-from results.translation import models as swept
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "sh", "shell", "console")]

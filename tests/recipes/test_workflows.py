@@ -135,7 +135,8 @@ def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel):
         {
             **{"raw": "raw", "out": "out", "bpe": 100, "result": "best", "speed": True},
             "task": {"task": "language_modeling", "tokens-per-sample": 32},
-            "model": {"decoder-layers": 2, "decoder-attention-heads": 2, "share-decoder-input-output-embed": True} | sizes,
+            "model": {"decoder-layers": 2, "decoder-attention-heads": 2, "share-decoder-input-output-embed": True}
+            | sizes,
             "training": TRAINING | {"max-tokens": 320, "required-batch-size-multiple": 1},
             "baseline": SCHEDULE | {"max-update": 10, "lr-scheduler": "inverse_sqrt"},
             "further": SCHEDULE | {"max-update": 8},
@@ -174,7 +175,7 @@ def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel):
     assert "refit-50%" in found
 
 
-# --- interrupted and changed --------------------------------------------------------------------------------------------
+# --- interrupted and changed ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.rehearsal
@@ -187,7 +188,7 @@ def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path
 
     stops = tmp_path / "bin" / "fairseq-train"
     stops.parent.mkdir()
-    stops.write_text(f'#!/bin/sh\nPATH=${{PATH#*:}}\nfairseq-train "$@" --max-update 12\nkill -9 $$\n')
+    stops.write_text('#!/bin/sh\nPATH=${PATH#*:}\nfairseq-train "$@" --max-update 12\nkill -9 $$\n')
     stops.chmod(0o755)
     (model / "trained.pt").unlink()
     (model / "begun").unlink()

@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 
+
 def environment(settings: dict[str, object]) -> dict[str, str]:
     """Return the environment with this interpreter's programs, and one thread, so that sums have one order."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
