@@ -4,8 +4,8 @@
 
 Each line of the files, plain or .gz, is `text<TAB>label`, or with --inputs 2 `text<TAB>text2<TAB>label`. Writes
 TEXT_DIR/SPLIT.raw.input0, SPLIT.raw.input1 and SPLIT.label, where a label is a number from 0; labels.txt, the labels in
-the order of their numbers; and label.dict, a dictionary of fairseq. Prints how often each label occurs. The lines of the
-training set are shuffled, always in the same way, because scores of heads are computed on its beginning.
+the order of their numbers; and label.dict, a dictionary of fairseq. Prints how often each label occurs. The lines of
+the training set are shuffled, always in the same way, because scores of heads are computed on its beginning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The models of a recipe and the options of the commands that make them, from its configuration.
 
-The Snakefiles import this module. It needs neither fairseq nor this package: Snakemake may be installed apart from them.
+The Snakefiles import this module. It needs neither fairseq nor this package: Snakemake may be installed apart.
 """
 
 from __future__ import annotations

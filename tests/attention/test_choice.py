@@ -95,7 +95,7 @@ def test_a_number_of_heads_or_a_share(keep, left):
 
 @pytest.mark.parametrize("heads", [1, 2, 5, 7, 8, 24, 27, 36, 144])
 def test_fractions_of_heads_are_rounded_by_one_rule(heads):
-    """Halves up, of the fraction as it is written: 0.145 of 100 is 14.5. In --target-heads, --keep and steps of a recipe."""
+    """Halves up, of the fraction as it is written: 0.145 of 100 is 14.5. In --target-heads, --keep and recipes."""
     scores = HeadTable({"enc-self": [[*range(heads)]]})
     for thousandths in range(0, 1001, 5):
         share = f"{thousandths / 1000:.3f}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary
 
+import labelled
 from fairseq_headgates.files import check_dictionary, decode, lines_of, read_standard_input, read_text
 from fairseq_headgates.heads import parse_mask
 
@@ -15,7 +16,6 @@ MASK = '{"format": "headgates.heads/1",\n "enc-self": [[1, 0]]}\n'
 LABELLED = "Schön\tja\nschlecht\tnein\n"
 READERS = {  # one of the package, whose files are read in one place, and those of the recipes
     "mask": (MASK, parse_mask),
-    "curve.tsv": ("checkpoint\tby\ttypes\tremoved\tbleu\na.pt\té\tall\t0\t30\n", lambda path: curves.read([path])),
     "train.tsv": (LABELLED, lambda path: labelled.read(Path(path), 1)),
 }  # fmt: skip
 

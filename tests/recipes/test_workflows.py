@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from support.forked_programs import forked_programs
 from support.recipes import ROOT, make_corpus
 from support.workflows import FAMILIES, RECIPES, configuration, snakemake
 
@@ -84,6 +85,13 @@ TRANSLATION = {
 }
 
 
+@pytest.fixture
+def forked(tmp_path):
+    """A folder of programs that start at once; test_translation runs the installed ones."""
+    with forked_programs(tmp_path / "programs", "fairseq-preprocess", "fairseq-train", "headgates"):
+        yield tmp_path / "programs"
+
+
 @pytest.fixture(scope="module")
 def parallel(made_once):
     """Raw parallel text."""
@@ -124,7 +132,7 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel):
 
 
 @pytest.mark.rehearsal
-def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel):
+def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel, forked):
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
         shutil.copy(parallel / f"{split}.en", tmp_path / "raw" / f"{split}.txt")
@@ -143,12 +151,13 @@ def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel):
             "evaluation": {"max-tokens": 4096},
             "runs": {"half": {"gates": "all", "target": 0.5, "options": GATES}},
         },
+        first_on_path=forked,
     )
     check_results(tmp_path / "out", {"baseline": [4, 4], "baseline+": [4, 4], "half": [2, 4]})
 
 
 @pytest.mark.rehearsal
-def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel):
+def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel, forked):
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
         lines = (parallel / f"{split}.en").read_text(encoding="utf-8").splitlines()
@@ -170,6 +179,7 @@ def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel):
             "steps": "50",
             "runs": {"gradient": {"scores": "gradient", "keep": 0.5}},
         },
+        first_on_path=forked,
     )
     found = check_results(tmp_path / "out", {"baseline": [4, 4], "baseline+": [4, 4], "gradient": [2, 4]})
     assert "refit-50%" in found

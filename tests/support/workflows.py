@@ -27,7 +27,10 @@ def configuration(name):
 
 
 def snakemake(folder, family, config, *arguments, first_on_path="", code=0):
-    """Run a workflow in a folder, with the content of its configuration, and return what it printed."""
+    """Run a workflow in a folder, with the content of its configuration, and return what it printed.
+
+    `first_on_path` is a folder of programs that come before the installed ones.
+    """
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     program = [sys.executable, "-m", "snakemake", "-s", str(RECIPES / "workflow" / f"{family}.smk")]
     command = [*program, "--configfile", "config.yaml", "-c", "2", *map(str, arguments)]
