@@ -5,8 +5,8 @@
 
 MODEL_DIR is a local folder with config.json (model_type bert), model.safetensors or pytorch_model.bin, and
 tokenizer.json or vocab.txt. Into OUT_DIR, replacing files that exist, the program writes model.pt, dict.txt and
-tokenizer.json, which encodes text. It prints the lines of a configuration of recipes/workflow/classification.smk about the
-model.
+tokenizer.json, which encodes text. It prints what a configuration of recipes/workflow/classification.smk
+says about the model.
 
 [CLS], [PAD], [SEP] and [UNK] become <s>, <pad>, </s> and <unk> of fairseq's dictionary, the other WordPieces keep their
 order, and [MASK] is last, as <mask>. fairseq's roberta has no token types: the embedding of type 0 is added to those of
