@@ -7,15 +7,15 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 from functools import partial
-from hashlib import md5, sha256
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support import mirror as mirrors
+from support import published
+from support.published import save, tgz, zipped
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCRIPTS = RECIPES / "scripts"
@@ -43,11 +43,6 @@ def make(folder, *targets, **config):
     return call("snakemake", "-c", 2, *targets, "--quiet", "rules", "--config", *words, folder=folder)
 
 
-def save(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-
-
 def read(path):
     return path.read_bytes().decode().split("\n")[:-1]
 
@@ -57,37 +52,15 @@ def made(result):
     return result.stdout + result.stderr
 
 
-def wmt(folder):
-    """The downloads of WMT, and the caches of mtdata and sacrebleu. Return the pairs of each part."""
-    pytest.importorskip("mtdata")
-    valid, test = ([(en.replace("<b>", "b"), ru) for en, ru in pairs] for pairs in (PAIRS[:7], PAIRS[7:12]))
-    parts = mirrors.make_wmt_mirror(folder / "mirror", PAIRS, valid, test)  # sacrebleu removes tags
-    downloads, mirror = folder / "out/downloads", folder / "mirror"
-    for address, name in {  # of mtdata's index
-        "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz": "wmt13_parallel_commoncrawl.tgz",
-        "http://data.statmt.org/wmt18/translation-task/training-parallel-nc-v13.tgz": "wmt18_news_commentary_v13.tgz",
-    }.items():
-        path, digest = address.split("//")[1], md5(address.encode()).hexdigest()
-        cached = downloads / "mtdata" / path.split("/")[0] / digest[:4] / digest[4:] / name
-        save(cached, (mirror / path).read_bytes())
-        save(cached.with_name(f"{name}._valid"), b"")
-    for name, path in {
-        "yandex-1m.zip": "github.com/mashashma/WMT2022-data/archive/refs/heads/main.zip",
-        "wiki-titles.tgz": "www.statmt.org/wmt15/wiki-titles.tgz",
-        "sacrebleu/wmt13/raw/wmt13.test.tgz": "statmt.org/wmt13/test.tgz",
-        "sacrebleu/wmt14/raw/wmt14.test-filtered.tgz": "statmt.org/wmt14/test-filtered.tgz",
-    }.items():
-        save(downloads / name, (mirror / path).read_bytes())
-        if "sacrebleu" in name:
-            with tarfile.open(downloads / name) as archive:
-                archive.extractall((downloads / name).parent, filter="data")
-    return [pair for part in parts.values() for pair in part], valid, test
-
-
 @pytest.mark.rehearsal  # mtdata makes its index
 def test_wmt(tmp_path):
     targets = [f"out/raw/{split}.en" for split in ("train", "valid", "test")]
-    sets = dict(zip(("train", "valid", "test"), wmt(tmp_path), strict=True))
+    pytest.importorskip("mtdata")
+    parts = PAIRS[:45], PAIRS[45:60], PAIRS[60:100], PAIRS[100:]
+    held_out = [[(en.replace("<b>", "b"), ru) for en, ru in pairs] for pairs in (PAIRS[:7], PAIRS[7:12])]
+    published.wmt(tmp_path / "out/downloads", parts, *held_out)  # sacrebleu removes tags
+    yandex = [pair for start in range(10) for pair in parts[2][start::10]]
+    sets = {"train": [*PAIRS[:60], *yandex, *PAIRS[100:]], "valid": held_out[0], "test": held_out[1]}
     config = {"corpus": "wmt-en-ru", "valid_set": "wmt13", "test_set": "wmt14"}
     printed = made(make(tmp_path, *targets, **config, expected_pairs=110))
     assert "120 pairs before cleaning" in printed
@@ -116,8 +89,8 @@ def subtitles(folder, form="xml"):
     alignment = "\n".join(['<?xml version="1.0" encoding="utf-8"?>', '<cesAlign version="1.0">', *xml, "</cesAlign>"])
     prefix = folder / "out/downloads/OpenSubtitles_v2018_"
     save(Path(f"{prefix}xml_en-ru.xml.gz"), gzip.compress(alignment.encode()))
-    save(Path(f"{prefix}{form}_en.zip"), mirrors.zipped(english))
-    save(Path(f"{prefix}{form}_ru.zip"), mirrors.zipped(russian))
+    save(Path(f"{prefix}{form}_en.zip"), zipped(english))
+    save(Path(f"{prefix}{form}_ru.zip"), zipped(russian))
 
 
 def test_opensubtitles(tmp_path):
@@ -178,15 +151,14 @@ def test_split_refuses_files_that_do_not_fit(change, message, tmp_path):
 
 def test_iwslt14(tmp_path):
     german = [(ru, en) for en, ru in PAIRS]
-    parts = mirrors.make_iwslt_mirror(tmp_path / "mirror", german, test=german[:20])
-    save(tmp_path / "out/downloads/iwslt14.de-en.tgz", (tmp_path / "mirror" / mirrors.IWSLT14).read_bytes())
+    talks = published.iwslt14(tmp_path / "out/downloads", german, german[:20])
     targets = [f"out/raw/{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
     made(make(tmp_path, *targets, corpus="iwslt14-de-en"))
-    talks = [pair for pair in parts["train"] if all(pair)]
+    talks = [pair for pair in talks if all(pair)]
     expected = {
         "valid": talks[22::23],
         "train": [pair for n, pair in enumerate(talks, 1) if n % 23],
-        "test": [pair for name in mirrors.IWSLT_SETS for pair in parts[name]],
+        "test": [pair for start in range(5) for pair in german[start:20:5]],
     }
     for split, pairs in expected.items():
         for i, language in enumerate(("de", "en")):
@@ -197,7 +169,7 @@ def test_iwslt14(tmp_path):
 def test_wikitext103(tmp_path):
     texts = {split: f" = {split} = \n\n the <unk> .\n" for split in ("train", "valid", "test")}
     members = {f"wikitext-103/wiki.{split}.tokens": text for split, text in texts.items()}
-    save(tmp_path / "out/downloads/wikitext-103-v1.zip", mirrors.zipped(members))
+    save(tmp_path / "out/downloads/wikitext-103-v1.zip", zipped(members))
     made(make(tmp_path, *(f"out/raw/{split}.txt" for split in texts), corpus="wikitext-103"))
     assert all((tmp_path / f"out/raw/{split}.txt").read_text() == text for split, text in texts.items())
 
@@ -208,12 +180,12 @@ def test_mnli_and_a_trained_roberta(tmp_path):
     rows = [("A b.", "b", "neutral"), ("b", "c", "-"), ('"a', "b", "entailment"), ("", "b", "neutral")]
     table = head + "".join(f"{n}\t{a}\t{b}\tx\t{label}\n" for n, (a, b, label) in enumerate(rows))
     members = {f"MNLI/{name}.tsv": table for name in ("train", "dev_matched", "dev_mismatched")}
-    save(downloads / "MNLI.zip", mirrors.zipped(members))
+    save(downloads / "MNLI.zip", zipped(members))
     symbols = {chr(n) if n > 32 else chr(256 + n): n for n in range(127)}
     save(downloads / "encoder.json", json.dumps(symbols).encode())
     save(downloads / "vocab.bpe", b"#version: 0.2\n")
     model = {"./roberta.tiny/model.pt": "weights", "./roberta.tiny/dict.txt": "5 1\n"}
-    save(downloads / "roberta.tiny", mirrors.tgz(model))
+    save(downloads / "roberta.tiny", tgz(model))
     made(
         make(
             tmp_path, "out/raw/train.tsv", tmp_path / "out/model/dict.txt", corpus="mnli", trained_model="roberta.tiny"
