@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the reference of options, commands and settings of the recipes, as Markdown.
+"""Writes the reference of options, commands and Python names, as Markdown.
 
     python docs/generate_options.py FOLDER
 
-The options come from the parsers, the settings from recipes/lib/settings. `make docs` writes to docs/reference.
+They come from the parsers and the docstrings. `make docs` writes to docs/reference.
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ import argparse
 import inspect
 import pkgutil
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import fairseq_headgates  # noqa: F401
 from fairseq_headgates.cli.commands.options import added_options
 from fairseq_headgates.cli.main import build_parser
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "lib"))
-from settings import declared
-from settings.configure import FIRST, extra, later, read
-
-FAMILIES = ("translation.sh", "language_model.sh", "classification.sh")
-HEADER = ("setting", "meaning", "default")
 PARSER: Any = build_parser()
 
 
@@ -164,96 +157,10 @@ def _parameters(documented: Any) -> str:
     return ", ".join(shown)
 
 
-# --- settings of the recipes ------------------------------------------------------------------------------------------
-
-
-def settings_of_family(recipe: str) -> str:
-    """Return tables of the settings of a recipe, but for those of every recipe: the first to set, then by group."""
-    kind = declared.RECIPES[recipe]
-    texts = read(recipe, dict.fromkeys(kind.ARGUMENTS, "x")).texts
-    tables: dict[str, list[tuple[str, ...]]] = {group: [] for group in (FIRST, *declared.GROUPS)}
-    for name, field in own_settings(kind, declared.Settings).items():
-        meaning, default = _meaning(field)
-        if texts.get(name):
-            default = f"`{texts[name]}`" + (" *" if later(kind.DEFAULTS.get(name)) else "")
-        group = FIRST if extra(field).get("first") else extra(field)["group"]
-        tables[group].append((name, meaning, default))
-    parts = (f"**{group.capitalize()}**\n\n{_rows(HEADER, rows)}" for group, rows in tables.items() if rows)
-    return f"## Settings of {recipe}\n\n" + "\n".join(parts)
-
-
-def settings_of_every_recipe() -> str:
-    """Return a table of the settings that every recipe has."""
-    rows = []
-    for name, field in own_settings(declared.Settings).items():
-        meaning, default = _meaning(field)
-        known = declared.Settings.DEFAULTS.get(name)
-        rows.append((name, meaning, f"`{known}`" if known else default))
-    return "## Settings of every recipe\n\n" + _rows(HEADER, rows)
-
-
-def settings_of_single_recipes() -> str:
-    """Return a table of the settings that only some recipes have, and neither their family nor every recipe."""
-    found: dict[tuple[str, str], list[str]] = {}
-    families = tuple(declared.RECIPES[name] for name in FAMILIES)
-    for recipe, kind in declared.RECIPES.items():
-        family = next((family for family in families if issubclass(kind, family)), declared.Settings)
-        for name, field in own_settings(kind, family).items():
-            found.setdefault((name, field.description or ""), []).append(recipe)
-    rows = []
-    for (name, text), recipes in found.items():
-        known = {declared.RECIPES[recipe].DEFAULTS.get(name) for recipe in recipes}
-        meaning, default = _split(text)
-        if len(known) == 1 and isinstance(value := known.pop(), str) and value and not later(value):
-            default = f"`{value}`"
-        elif default == "none" and recipes != ["sweep.sh"]:  # the script sets it
-            default = "see `--help`"
-        rows.append((name, ", ".join(f"`{recipe}`" for recipe in recipes), meaning, default))
-    return "## Settings of single recipes\n\n" + _rows(("setting", "recipes", "meaning", "default"), rows)
-
-
-def own_settings(kind: type[declared.Settings], general: type[Any] = object) -> dict[str, Any]:
-    """Return the settings of a recipe, without its arguments and without those of a more general one."""
-    known = {(name, field.description) for name, field in getattr(general, "model_fields", {}).items()}
-    return {
-        name: field
-        for name, field in kind.model_fields.items()
-        if field.description and name not in kind.ARGUMENTS and (name, field.description) not in known
-    }
-
-
-def _meaning(field: Any) -> tuple[str, str]:
-    """Return the meaning of a setting, after the values to choose from, and what it says of the default."""
-    text = field.description
-    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    if choices != ("0", "1") and any(choice not in text for choice in choices if choice != "none"):
-        text = f"{', '.join(choices)}: {text}"
-    return _split(text)
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Return the meaning of a setting, and what it says of the default."""
-    default = re.search(r" \(default: ([^()]*)\)(?=$|;)", text)
-    return (text.replace(default[0], ""), default[1]) if default else (text, "none")
-
-
-def _rows(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    cells = [header, ("---",) * len(header), *((f"`{name}`", *others) for name, *others in rows)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
-
-
-def setting_page() -> str:
-    """Return the settings of the recipes."""
-    start = "# Settings of the recipes\n\n[Settings](../recipes.md#settings) says how they are given. "
-    start += "* in a default: it follows from other settings.\n"
-    families = map(settings_of_family, FAMILIES)
-    return "\n".join((start, *families, settings_of_single_recipes(), settings_of_every_recipe()))
-
-
 def write(folder: Path) -> None:
     """Write the pages into `folder`."""
     folder.mkdir(exist_ok=True)
-    pages = {"options": option_page(), "commands": command_page(), "settings": setting_page(), "python": python_page()}
+    pages = {"options": option_page(), "commands": command_page(), "python": python_page()}
     for name, text in pages.items():
         file = folder / f"{name}.md"
         text = f"<!-- written by docs/generate_options.py -->\n\n{text}"

@@ -88,7 +88,6 @@ rule columns:
         expand(f"{OUT}/text/{{split}}.raw.{{input}}", split=SPLITS, input=INPUTS),
         expand(f"{OUT}/text/{{split}}.label", split=SPLITS),
         f"{OUT}/text/label.dict",
-    localrule: True
     shell:
         f"python3 {SCRIPTS}/labelled.py {OUT}/text {{input}} --classes {config['classes']} --inputs {len(INPUTS)}"
 
@@ -113,8 +112,10 @@ rule learn_bpe:
         expand(f"{OUT}/text/train.tok.{{input}}", input=INPUTS),
     output:
         f"{OUT}/text/codes",
+    params:
+        merges=config.get("bpe"),
     shell:
-        "cat {input} | subword-nmt learn-bpe -s {config[bpe]} > {output}"
+        "cat {input} | subword-nmt learn-bpe -s {params.merges} > {output}"
 
 
 def encode(split, column):
@@ -188,6 +189,7 @@ rule curve:
     log:
         f"{PLACE}/curves/{{method}}.log",
     params:
+        steps=config["steps"],
         refit=lambda wildcards: (
             f"--refit --refit-sentences {config['sentences']}" if wildcards.method.endswith("refit") else ""
         ),
@@ -195,7 +197,7 @@ rule curve:
         gpu=GPUS,
     shell:
         f"headgates curve {DATA} {DATA_OPTIONS} {CPU}"
-        " --path {input.checkpoint} --gen-subset test --scores {input.scores} --types enc-self --steps {config[steps]}"
+        " --path {input.checkpoint} --gen-subset test --scores {input.scores} --types enc-self --steps {params.steps}"
         " --metric accuracy {params.refit} --out {output.json} --tsv {output.tsv} > {log} 2>&1"
 
 

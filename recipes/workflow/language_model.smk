@@ -57,8 +57,10 @@ rule learn_bpe:
         f"{OUT}/text/train.words",
     output:
         f"{OUT}/text/codes",
+    params:
+        merges=config.get("bpe"),
     shell:
-        "subword-nmt learn-bpe -s {config[bpe]} --input {input} > {output}"
+        "subword-nmt learn-bpe -s {params.merges} --input {input} > {output}"
 
 
 rule apply_bpe:

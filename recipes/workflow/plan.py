@@ -23,16 +23,34 @@ SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "para
 
 
 def check(config: dict[str, Any], family: str) -> None:
-    """Check a configuration by the schema, and fill in defaults. A wrong one ends the recipe with one line."""
+    """Check a configuration by the schema, and fill in defaults. A wrong one ends the recipe with one line.
+
+    On the command line Snakemake leaves values inside of others, as in --config 'baseline={lr: 0.1}', as texts.
+    """
     from snakemake.exceptions import WorkflowError
     from snakemake.utils import validate
 
+    config.update({key: parsed(value) for key, value in config.items() if isinstance(value, dict)})
     try:
         validate({family: config}, str(Path(__file__).with_name("config.schema.yaml")))
     except WorkflowError as error:
         problem: Any = error.__context__
         place = problem.json_path.removeprefix(f"$.{family}").removeprefix(".")
         raise SystemExit(f"configuration{', ' if place else ''}{place}: {problem.message}") from None
+
+
+def parsed(value: Any) -> Any:
+    """Return a value with numbers and true or false in place of their texts."""
+    if isinstance(value, dict):
+        return {key: parsed(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [parsed(each) for each in value]
+    for parse in ({"true": True, "false": False}.__getitem__, int, float):
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except (KeyError, ValueError):
+            pass
+    return value
 
 
 def command_line(*groups: Options) -> str:

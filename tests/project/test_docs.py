@@ -16,6 +16,7 @@ from support.pages import (
     LIKE_GENERATE,
     PAGES,
     ROOT,
+    SNAKEMAKE,
     Block,
     blocks,
     fairseq_options,
@@ -76,6 +77,8 @@ def test_commands_are_those_of_the_parsers(block):
         ("headgates prune a.pt b.pt --gen-subset valid", "headgates prune: unknown option --gen-subset"),
         ("fairseq-train DATA --gate-heads enc-self --gates 1", "fairseq-train: unknown option --gates"),
         ("make nothing", "unknown target nothing"),
+        ("snakemake -s recipes/workflow/nothing.smk", "recipes/workflow/nothing.smk does not exist"),
+        ("snakemake --nothing", "snakemake: unknown option --nothing"),
         ("NOTHING_AT_ALL=1 recipes/translation.sh raw out en de", "unknown setting NOTHING_AT_ALL"),
         ("python3 recipes/lib text.nothing a b", "recipes/lib/text/nothing.py does not exist"),
         ("python benchmarks/train_step.py --nothing-at-all", "unknown option --nothing-at-all"),
@@ -250,6 +253,7 @@ def test_named_options_exist():
     others |= {"--strict", "--build-arg", "--ipc", "--wrap", "--version"}  # of twine, docker, sbatch, headgates itself
     others |= {"--no-python", "--nproc-per-node", "--logdir"}  # of torchrun; of tensorboard
     others |= {"--gpt2-encoder-json", "--gpt2-vocab-bpe"}  # of --bpe gpt2
+    others |= SNAKEMAKE | {"--python"}  # of pipx
     named = {option: page.name for page in PAGES for option in named_options(page)}
     assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
 

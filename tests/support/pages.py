@@ -37,6 +37,8 @@ FAIRSEQ = {
     "fairseq-preprocess": options.get_preprocessing_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
 }
+# Options of Snakemake, which Python 3.10 does not have.
+SNAKEMAKE = {"--config", "--configfile", "--rerun-triggers", "--rulegraph", "--unlock", "--workflow-profile"}
 LIKE_GENERATE = (
     "compress",
     "evaluate",
@@ -127,6 +129,8 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
     elif program in FAIRSEQ:
         known = fairseq_options(program, tuple(words))
         yield from (f"{program}: unknown option {option}" for option in given if option not in known)
+    elif program == "snakemake":
+        yield from (f"snakemake: unknown option {option}" for option in given if option not in SNAKEMAKE)
     elif program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         yield from (f"make: unknown target {word}" for word in words[1:] if word not in targets)

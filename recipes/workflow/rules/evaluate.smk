@@ -55,6 +55,7 @@ rule results:
         text=f"{OUT}/results.txt",
         tsv=f"{OUT}/results.tsv",
         plot=f"{OUT}/results.svg",
+        **({"json": f"{OUT}/results.json"} if TRANSLATES else {}),
     params:
         models=" ".join(
             f"--model {name}" + (f"={model.control}" if model.control else "") for name, model in MODELS.items()

@@ -11,6 +11,7 @@ rule over_training:
     log:
         f"{PLACE}/over_training.log",
     params:
+        steps=config["steps"],
         checkpoints=lambda wildcards: ":".join(
             f"{OUT}/seed{wildcards.seed}/baseline/checkpoint{epoch}.pt" for epoch in config["epochs"]
         ),
@@ -18,7 +19,7 @@ rule over_training:
         gpu=GPUS,
     shell:
         "headgates curve {input.data} --path {params.checkpoints} --by gradient --types all --score-subset valid"
-        " --gen-subset test --steps {config[steps]} --remove-bpe --tokenizer moses"
+        " --gen-subset test --steps {params.steps} --remove-bpe --tokenizer moses"
         f" --source-lang {config['src']} --target-lang {config['tgt']} {command_line(config['evaluation'])} {CPU}"
         " --out {output.json} --tsv {output.tsv} --plot {output.svg} > {log} 2>&1"
 

@@ -14,10 +14,12 @@ rule score_heads:
         f"{PLACE}/{{model}}/scores.{{method}}.json",
     log:
         f"{PLACE}/{{model}}/scores.{{method}}.log",
+    params:
+        sentences=config["sentences"],
     resources:
         gpu=GPUS,
     shell:
-        "headgates score " + SCORED + " --path {input.checkpoint} --gen-subset train --sentences {config[sentences]}"
+        "headgates score " + SCORED + " --path {input.checkpoint} --gen-subset train --sentences {params.sentences}"
         " --method {wildcards.method} --seed {wildcards.seed} --out {output} > {log} 2>&1"
 
 
@@ -51,13 +53,14 @@ rule compress:
         f"{PLACE}/{{cut}}.log",
     params:
         options=lambda wildcards: CUTS[wildcards.cut].options,
+        sentences=config["sentences"],
     wildcard_constraints:
         cut=one_of(path for path, cut in CUTS.items() if not cut.scores),
     resources:
         gpu=GPUS,
     shell:
         "headgates compress " + SCORED + " --path {input[0]} {params.options} --fit-subset train"
-        " --fit-sentences {config[sentences]} --gen-subset valid --out {output} > {log} 2>&1"
+        " --fit-sentences {params.sentences} --gen-subset valid --out {output} > {log} 2>&1"
 
 
 rule remove_closed_heads:

@@ -40,7 +40,6 @@ rule clean:
     output:
         expand(f"{OUT}/text/train.clean.{{language}}", language=LANGUAGES),
         table=f"{OUT}/text/cleaning.txt",
-    localrule: True
     shell:
         f"python3 {SCRIPTS}/clean.py {OUT}/text/train.tok {OUT}/text/train.clean {' '.join(LANGUAGES)}"
         f" --held-out {OUT}/text/valid.tok {OUT}/text/test.tok {config['clean']} | tee {{output.table}}"
@@ -53,8 +52,10 @@ rule learn_bpe:
         ),
     output:
         f"{OUT}/text/codes.{{language}}",
+    params:
+        merges=config.get("bpe"),
     shell:
-        "cat {input} | subword-nmt learn-bpe -s {config[bpe]} > {output}"
+        "cat {input} | subword-nmt learn-bpe -s {params.merges} > {output}"
 
 
 rule apply_bpe:
