@@ -109,13 +109,15 @@ rule curve:
         **{end: f"{OUT}/{{method}}.{end}" for end in ("json", "tsv", "svg")},
     log:
         f"{OUT}/{{method}}.log",
+    params:
+        steps=config["steps"],
     wildcard_constraints:
         method="|".join(SCORES),
     resources:
         gpu=1,
     shell:
         f"headgates curve {COMMON} {EVALUATION} --gen-subset test --remove-bpe --tokenizer moses --types all"
-        " --steps {config[steps]} --scores {input.scores} --score-method {wildcards.method} --out {output.json}"
+        " --steps {params.steps} --scores {input.scores} --score-method {wildcards.method} --out {output.json}"
         " --tsv {output.tsv} --plot {output.svg} > {log} 2>&1"
 
 
@@ -127,8 +129,10 @@ rule prune:
         f"{OUT}/pruned.pt",
     log:
         f"{OUT}/prune.log",
+    params:
+        keep=config["keep"],
     shell:
-        "headgates prune {input[0]} {output} --scores {input.scores} --method {SCORES[0]} --keep {config[keep]}"
+        "headgates prune {input[0]} {output} --scores {input.scores} --method {SCORES[0]} --keep {params.keep}"
         " --no-optimizer > {log} 2>&1"
 
 
