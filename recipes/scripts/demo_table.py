@@ -9,8 +9,8 @@ import argparse
 
 import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.data.results import differences, read_evaluations
-from fairseq_headgates.drawing.evaluations import cells_of, difference_cells
-from fairseq_headgates.drawing.tables import text_table
+from fairseq_headgates.drawing.evaluations import cells_of
+from fairseq_headgates.drawing.tables import rounded, text_table
 
 REMOVED = {
     "baseline+/checkpoint_last.pt": "nothing removed",
@@ -28,7 +28,8 @@ rows = []
 for model, change in zip([whole, *models], [None, *changes], strict=True):
     cells = cells_of(model.as_json())
     size, bleu = f"{model.parameters / 1e6:.2f}M", f"{model.scores['BLEU'].score:.2f}"
-    diff, p = difference_cells("BLEU", change) if change else ("-", "-")
+    diff = rounded(change.value, "+.2f") if change else "-"
+    p = f"{change.p:.3f}" if change and change.p is not None else "-"
     rows.append(
         [f"{model.checkpoint}: {REMOVED[model.checkpoint]}", cells["heads"], size, bleu, diff, p, cells["words/s"]]
     )

@@ -122,6 +122,7 @@ def run_forked(argv, streams, limits):
         os.dup2(stream, descriptor)
         os.close(stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (multiprocessing has closed it)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (the parent's may be another kind of file)
     sys.argv = argv
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))

@@ -5,7 +5,7 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
@@ -74,4 +74,5 @@ class _Program:
 
     def __call__(self):
         os.chdir(self.folder)
+        set_start_method("fork", force=True)  # of data loaders; else they would start as this process did
         run_forked(self.argv, [stream.detach() for stream in self.streams], {})
