@@ -12,6 +12,8 @@ from support.forked_programs import forked_programs
 from support.recipes import ROOT, make_corpus
 from support.workflows import FAMILIES, RECIPES, configuration, snakemake
 
+from fairseq_headgates.data.results import read_evaluations
+
 GOLDEN = ROOT / "tests" / "golden"
 SPLITS = ("train", "valid", "test")
 
@@ -34,7 +36,7 @@ def test_commands_of_a_recipe(tmp_path, recipe):
     places = {os.path.relpath(RECIPES / "scripts", tmp_path): "recipes/scripts", str(tmp_path): "."}
     for place, name in places.items():
         printed = printed.replace(place, name)
-    commands = re.findall(r"^Shell command: (.*?)\s*(?=^\[|^Job stats)", printed, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^Shell command: (.*?)\s*(?=^\[|^Job stats|^Would remove)", printed, re.MULTILINE | re.DOTALL)
     text = "\n".join(sorted(set(commands) - {"None"})) + "\n"  # printed in no fixed order
     golden = GOLDEN / f"{recipe}.txt"
     if not golden.exists():
@@ -89,7 +91,7 @@ TRANSLATION = {
 
 @pytest.fixture
 def forked(tmp_path):
-    """A folder of programs that start at once; test_translation runs the installed ones."""
+    """A folder of programs that start at once."""
     with forked_programs(tmp_path / "programs", "fairseq-preprocess", "fairseq-train", "headgates"):
         yield tmp_path / "programs"
 
@@ -111,23 +113,23 @@ def check_results(out, heads):
     found = rows(out)
     text, report = (out / "results.txt").read_text(), (out / "report.html").read_text()
     for name, kept in heads.items():
-        (evaluation,) = json.loads((out / "seed1" / name / "evaluation.json").read_text())["models"]
-        assert evaluation["heads"]["total"] == kept, name
+        (evaluation,) = read_evaluations(str(out / "seed1" / name / "evaluation.json"))
+        assert evaluation.heads["total"] == kept, name
         assert f"\n{name} " in text and name in found and f"{name}/" in report
     assert (out / "results.svg").stat().st_size > 1000
     return found
 
 
 @pytest.mark.rehearsal
-def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel):
+def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel, forked):
     raw = tmp_path / "raw"
     shutil.copytree(parallel, raw)
     with gzip.open(raw / "train.en.gz", "wt", encoding="utf-8") as packed:  # plain or compressed
         packed.write((raw / "train.en").read_text(encoding="utf-8"))
     (raw / "train.en").unlink()
-    snakemake(tmp_path, "translation", TRANSLATION)
+    snakemake(tmp_path, "translation", TRANSLATION, first_on_path=forked)
     out = tmp_path / "out"
-    found = check_results(out, {"baseline": [16, 16], "baseline+": [16, 16], "half": [8, 16], "refit": [8, 16]})
+    found = check_results(out, {"baseline": (16, 16), "baseline+": (16, 16), "half": (8, 16), "refit": (8, 16)})
     assert found["half"]["control"] == found["small"]["control"] == "baseline+"
     assert json.loads((out / "results.json").read_text())["format"] == "headgates.sweep/1"
     assert snakemake(tmp_path, "translation", TRANSLATION).count("Nothing to be done") == 1
@@ -155,7 +157,7 @@ def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel, forked)
         },
         first_on_path=forked,
     )
-    check_results(tmp_path / "out", {"baseline": [4, 4], "baseline+": [4, 4], "half": [2, 4]})
+    check_results(tmp_path / "out", {"baseline": (4, 4), "baseline+": (4, 4), "half": (2, 4)})
 
 
 @pytest.mark.rehearsal
@@ -183,15 +185,18 @@ def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel, forked):
         },
         first_on_path=forked,
     )
-    found = check_results(tmp_path / "out", {"baseline": [4, 4], "baseline+": [4, 4], "gradient": [2, 4]})
+    found = check_results(tmp_path / "out", {"baseline": (4, 4), "baseline+": (4, 4), "gradient": (2, 4)})
     assert "refit-50%" in found
 
 
 # --- interrupted and changed ------------------------------------------------------------------------------------------
 
 
+RESUMED = "Loaded checkpoint out/seed1/baseline/checkpoint_last.pt (epoch 1 @ 12 updates)"
+
+
 @pytest.mark.rehearsal
-def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path, parallel):
+def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path, parallel, forked):
     """The first training ends after 12 of 24 updates, as if it had been killed after a checkpoint."""
     target, model = "out/seed1/baseline/trained.pt", tmp_path / "out" / "seed1" / "baseline"
     shutil.copytree(parallel, tmp_path / "raw")
@@ -200,20 +205,19 @@ def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path
 
     stops = tmp_path / "bin" / "fairseq-train"
     stops.parent.mkdir()
-    stops.write_text('#!/bin/sh\nPATH=${PATH#*:}\nfairseq-train "$@" --max-update 12\nkill -9 $$\n')
+    stops.write_text(f'#!/bin/sh\n{forked}/fairseq-train "$@" --max-update 12\nkill -9 $$\n')
     stops.chmod(0o755)
     (model / "trained.pt").unlink()
     (model / "begun").unlink()
     snakemake(tmp_path, "translation", TRANSLATION, target, first_on_path=stops.parent, code=1)
     assert not (model / "trained.pt").exists() and (model / "checkpoint_last.pt").exists()
-    (model / "train.log").unlink()
-    snakemake(tmp_path, "translation", TRANSLATION, target)
-    assert "@ 12 updates" in (model / "train.log").read_text()
+    snakemake(tmp_path, "translation", TRANSLATION, target, first_on_path=forked)
+    assert RESUMED in (model / "train.log").read_text()
     resumed = torch.load(model / "trained.pt", weights_only=False)["model"]
     assert all(torch.equal(weight, resumed[name]) for name, weight in undisturbed.items())
 
     (model / "train.log").unlink()
     changed = TRANSLATION | {"baseline": TRANSLATION["baseline"] | {"lr": 0.001}}
-    snakemake(tmp_path, "translation", changed, target)
+    snakemake(tmp_path, "translation", changed, target, first_on_path=forked)
     log = (model / "train.log").read_text()
-    assert "@ 24 updates" not in log and "@ 12 updates" not in log and "num_updates 24" in log
+    assert RESUMED not in log and "Loaded checkpoint" not in log and "num_updates: 24" in log.replace("'", "")
