@@ -24,6 +24,7 @@ from itertools import zip_longest
 
 from tqdm import tqdm
 
+import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.drawing.tables import text_table
 
 REASONS = ["empty", "too long", "ratio", "held out", "again"]

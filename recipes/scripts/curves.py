@@ -12,6 +12,7 @@ import csv
 import re
 from collections.abc import Sequence
 
+import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files import lines_of, read_text
 

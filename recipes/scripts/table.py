@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.cli.output import picture
 from fairseq_headgates.data.results import Evaluation, read_evaluations
 from fairseq_headgates.drawing.panels import row_of

@@ -8,9 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from results import rows
-from results.translation import SWEEP_FORMAT
-from results.translation import models as swept
 from support.pages import (
     FAIRSEQ,
     LIKE_GENERATE,
@@ -31,6 +28,7 @@ from support.pages import (
 from support.results import translator
 
 import fairseq_headgates
+import table
 from fairseq_headgates.cli.main import find_commands
 from fairseq_headgates.data import results
 from fairseq_headgates.data.results import read_evaluations
@@ -79,8 +77,8 @@ def test_commands_are_those_of_the_parsers(block):
         ("make nothing", "unknown target nothing"),
         ("snakemake -s recipes/workflow/nothing.smk", "recipes/workflow/nothing.smk does not exist"),
         ("snakemake --nothing", "snakemake: unknown option --nothing"),
-        ("NOTHING_AT_ALL=1 recipes/translation.sh raw out en de", "unknown setting NOTHING_AT_ALL"),
-        ("python3 recipes/lib text.nothing a b", "recipes/lib/text/nothing.py does not exist"),
+        ("NOTHING_AT_ALL=1 recipes/demo.sh demo-out", "unknown setting NOTHING_AT_ALL"),
+        ("python3 recipes/scripts/nothing.py a b", "recipes/scripts/nothing.py does not exist"),
         ("python benchmarks/train_step.py --nothing-at-all", "unknown option --nothing-at-all"),
     ],
 )
@@ -273,10 +271,12 @@ def test_examples_of_files_can_be_read(block, tmp_path):
     file = tmp_path / "example.json"
     file.write_text(block.text)
     kind = json.loads(block.text)["format"]
-    if kind == SWEEP_FORMAT:  # no program reads it
-        (shown,) = json.loads(block.text)["models"]
-        translator(tmp_path / "baseline", (1, 1, 1))
-        (written,) = swept([rows.read(tmp_path, rows.in_order([], own_control=True), "1", tested=False)])
+    if kind == "headgates.sweep/1":  # no program reads it
+        translator(tmp_path / "seed1" / "baseline", (1, 1, 1))
+        table.main([str(tmp_path), "--seeds", "1", "--model", "baseline", "--json", str(tmp_path / "sweep.json")])
+        (shown,), (written,) = (
+            json.loads(text)["models"] for text in (block.text, (tmp_path / "sweep.json").read_text())
+        )
         assert list(shown) == list(written)
     elif kind == results.Evaluation.format:
         (found,) = read_evaluations(str(file))

@@ -137,7 +137,10 @@ def test_outputs_are_those_of_a_naive_bert(epsilon, tolerance, output, tmp_path,
     folder = make_bert(tmp_path / "bert", named | {"bert.pooler.dense.bias": torch.zeros(1)}, layer_norm_eps=epsilon)
     assert convert_bert.main([str(folder), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert f"EMBED={SIZE} FFN={FFN} LAYERS={LAYERS} HEADS={HEADS} MAX_POSITIONS={POSITIONS}\n" in said
+    sizes = {"embed-dim": SIZE, "ffn-embed-dim": FFN, "layers": LAYERS, "attention-heads": HEADS}
+    given = yaml.safe_load(said[said.index("pretrained:") :].partition("the output")[0].partition("left out")[0])
+    assert given["model"] == {f"encoder-{name}": size for name, size in sizes.items()} | {"max-positions": POSITIONS}
+    assert set(given["pretrained"]) == {"checkpoint", "dict", "codes"}
     assert "left out: pooler\n" in said and ("new and untrained" in said) == (not output)
     found, dictionary = outputs(tmp_path / "out", features_only=not output)
     assert dictionary[1] == "<pad>" and dictionary[len(dictionary) - 1] == "<mask>"

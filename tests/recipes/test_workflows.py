@@ -36,7 +36,9 @@ def test_commands_of_a_recipe(tmp_path, recipe):
     places = {os.path.relpath(RECIPES / "scripts", tmp_path): "recipes/scripts", str(tmp_path): "."}
     for place, name in places.items():
         printed = printed.replace(place, name)
-    commands = re.findall(r"^Shell command: (.*?)\s*(?=^\[|^Job stats|^Would remove)", printed, re.MULTILINE | re.DOTALL)
+    commands = re.findall(
+        r"^Shell command: (.*?)\s*(?=^\[|^Job stats|^Would remove)", printed, re.MULTILINE | re.DOTALL
+    )
     text = "\n".join(sorted(set(commands) - {"None"})) + "\n"  # printed in no fixed order
     golden = GOLDEN / f"{recipe}.txt"
     if not golden.exists():

@@ -142,10 +142,10 @@ def _mistakes_of_command(words: list[str], settings: list[str]) -> Iterator[str]
 
 
 def _script_of(words: list[str]) -> str:
-    """Return the path of the script that a command runs; of a module in tests/support or recipes/lib its file."""
+    """Return the path of the script that a command runs; of a module in tests/support its file."""
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word in ("-m", "recipes/lib") and re.fullmatch(r"\w+\.\w+", after):
-            return f"{'tests' if word == '-m' else word}/{after.replace('.', '/')}.py"
+        if word == "-m" and re.fullmatch(r"\w+\.\w+", after):
+            return f"tests/{after.replace('.', '/')}.py"
         if re.match(r"(recipes|benchmarks|tests)/", word):
             return word
     return ""
