@@ -3,8 +3,10 @@
 from copy import deepcopy
 
 import pytest
-from support.workflows import FAMILIES, configuration, snakemake
+import yaml
+from support.workflows import FAMILIES, RECIPES, configuration, snakemake
 
+from fairseq_headgates.scores.options import SCORES
 from plan import check
 
 
@@ -48,6 +50,7 @@ MISSING = object()
         ("small", "runs.x", {"gates": "all", "target": 0.5, "method": "l1"}, "is not valid"),
         ("small", "runs.x", {"params": 0.5, "steps": 2}, "'scores' is a dependency of 'steps'"),
         ("small", "runs.x", {"speedup": 1}, "is not valid"),
+        ("small", "runs.x", {"scores": "gradent", "keep": 0.5}, "'gradent' is not valid"),
         ("language_model", "arch", "lstm", "'lstm' is not one of"),
         ("language_model", "src", "en", "'src' was unexpected"),
         ("classification", "classes", 1, "less than the minimum"),
@@ -69,6 +72,11 @@ def test_a_wrong_value_is_one_line(name, path, value, message):
     with pytest.raises(SystemExit) as stop:
         check(config, FAMILIES[name])
     assert message in str(stop.value) and "\n" not in str(stop.value)
+
+
+def test_scores_of_a_run_are_those_of_headgates_score():
+    schema = yaml.safe_load((RECIPES / "workflow" / "config.schema.yaml").read_text())
+    assert schema["$defs"]["method_of_scores"]["enum"] == list(SCORES)
 
 
 def test_the_command_prints_the_line(tmp_path):

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, set_start_method
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -60,7 +60,8 @@ def _run(client):
             os.close(stream)
         threading.Thread(target=lambda: client.recv(1) or process.kill(), daemon=True).start()
         process.join()
-        client.sendall(str(abs(process.exitcode)).encode())
+        with suppress(BrokenPipeError):  # the client was killed
+            client.sendall(str(abs(process.exitcode)).encode())
 
 
 class _Program:
