@@ -1,7 +1,7 @@
 """Print the table of a recipe: a line for each model, means and ranges for several seeds.
 
-OUT/seed{SEED}/{MODEL}/evaluation.json is a file of `headgates evaluate --out`, and speed.json beside it, if it exists,
-one with --speed. The columns follow from what the evaluations hold.
+OUT/seed{SEED}/{MODEL}/evaluation.json is a file of `headgates evaluate --out`. The columns follow from what the
+evaluations hold.
 
 The first model is the baseline. A model without =CONTROL is a control; with translations the baseline is compared with
 the first other control. Models whose names differ only in numbers, such as half_0.01, are one line of the plot.
@@ -74,9 +74,6 @@ def in_order(words: Sequence[str]) -> dict[str, str]:
 def read_seed(folder: Path, seed: str, models: Mapping[str, str], args: argparse.Namespace) -> list[Row]:
     """Return the rows of a seed; after the baseline come the points of its curves."""
     found = {name: read_evaluations(str(folder / name / "evaluation.json"))[0] for name in models}
-    for name in models:
-        if (timed := folder / name / "speed.json").exists():
-            found[name] = replace(found[name], speed=read_evaluations(str(timed))[0].speed)
     baseline, *others = models
     control_of_baseline = next((name for name in others if not models[name]), baseline)
     scores, measures, rows = [*found[baseline].scores], {name: measured(each) for name, each in found.items()}, []

@@ -17,7 +17,7 @@ RAW = config.get("raw", f"{OUT}/raw")
 include: "rules/corpora.smk"
 
 
-DATA, SPLITS = f"{OUT}/data-bin", ["train", "valid", "test"]
+DATA = f"{OUT}/data-bin"
 INPUTS = ["input0", "input1"] if config["pairs"] else ["input0"]
 TASK = {
     "task": "sentence_prediction",
@@ -68,7 +68,6 @@ CURVES = expand(f"{OUT}/seed{{seed}}/curves/{{method}}.json", seed=config["seeds
 
 
 wildcard_constraints:
-    seed="[0-9]+",
     split="train|valid|test",
 
 

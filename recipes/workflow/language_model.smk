@@ -9,7 +9,7 @@ include: "rules/common.smk"
 check(config, "language_model")
 OUT = config["out"]
 RAW = config.get("raw", f"{OUT}/raw")
-DATA, SPLITS = f"{OUT}/data-bin", ["train", "valid", "test"]
+DATA = f"{OUT}/data-bin"
 DATA_OPTIONS = f"{command_line(config['task'], config['evaluation'])}"
 ARCH = config["arch"]
 FAMILY = Family(
@@ -27,10 +27,6 @@ EVALUATION = f"{DATA_OPTIONS} --gen-subset test --loss-subset valid,test" + "".j
 )
 TABLE_OPTIONS = f"--paper {config['paper']}" if "paper" in config else ""
 ENCODED = "bpe" if config["bpe"] else "words"
-
-
-wildcard_constraints:
-    seed="[0-9]+",
 
 
 rule all:

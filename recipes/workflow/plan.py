@@ -35,7 +35,7 @@ def check(config: dict[str, Any], family: str) -> None:
         validate({family: config}, str(Path(__file__).with_name("config.schema.yaml")))
     except WorkflowError as error:
         problem: Any = error.__context__
-        place = problem.json_path.removeprefix(f"$.{family}").removeprefix(".")
+        place = ".".join(map(str, list(problem.absolute_path)[1:]))
         raise SystemExit(f"configuration{', ' if place else ''}{place}: {problem.message}") from None
 
 
@@ -161,12 +161,20 @@ def models(config: Options, family: Family) -> dict[str, Model]:
             types = family.types(run.get("gates", run.get("types", "all"))).split(",")
             if other := [each for each in types if each not in family.heads]:
                 refuse(name, f"this model has no {other[0]}, only {', '.join(family.heads)}")
+            total = sum(family.heads[each] for each in types)
+            for key in ("target", "keep"):
+                if isinstance(run.get(key), int) and run[key] > total:
+                    refuse(name, f"{key} must be at most {total}, the number of heads, or a fraction such as 0.5")
+            if run.get("steps", 1) > config["further"]["max-update"]:
+                refuse(name, "steps must be at most max-update of further")
             alone = types == ["enc-self"] and len(family.heads) > 1 and run.get("train", True)
             found.append(Model(name, FROZEN if alone else CONTROL, run))
-    names = [model.name for model in found]
+    names = [BASELINE, CONTROL, FROZEN, *(model.name for model in found)]
     for model in found:
-        if model.kind == "scratch" and model.run["scratch"] not in names:
-            refuse(model.name, f"scratch must be one of {', '.join(names)}")
+        if names.count(model.name) > 1:
+            refuse(model.name, "the name is taken")
+        if model.kind == "scratch" and model.run["scratch"] not in names[3:]:
+            refuse(model.name, f"scratch must be one of {', '.join(names[3:])}")
     controls = [name for name in (CONTROL, FROZEN) if any(model.control == name for model in found)]
     return {model.name: model for model in [Model(BASELINE), *map(Model, controls), *found]}
 
@@ -179,6 +187,7 @@ class Training:
         options: its options, without the data and the paths below
         start: the checkpoint whose weights it starts from, or None
         heads: the checkpoint whose heads, and neurons, the model has, or None
+        result: the checkpoint that counts: "last", "best", or a number, the average of so many last ones
         resumes: whether it continues the training of `start`, with its optimizer and position in the data
         data: the folder of its data, if it is not that of the recipe
     """
@@ -186,6 +195,7 @@ class Training:
     options: str
     start: str | None = None
     heads: str | None = None
+    result: str | int = "last"
     resumes: bool = False
     data: str | None = None
 
@@ -195,8 +205,11 @@ class Training:
         return list(dict.fromkeys(path for path in (self.start, self.heads) if path))
 
 
-def trainings(config: Options, family: Family) -> dict[str, Training]:
+def trainings(config: Options, family: Family, models: Mapping[str, Model]) -> dict[str, Training]:
     """Return all trainings of a seed by the name of their folder."""
+    result = config["result"]
+    # Further trainings are compared: the best checkpoint would be a selection by noise.
+    averaged = result if isinstance(result, int) else "last"
 
     def options(schedule: str, *own: Options) -> str:
         """Return the options of a training with a schedule of the configuration, baseline or further."""
@@ -205,27 +218,29 @@ def trainings(config: Options, family: Family) -> dict[str, Training]:
 
     first = f"{BASELINE}/trained.pt"
     gated, shaped = {"arch": family.gated_arch}, {"arch": family.gated_arch, "remove-heads": True}
-    found = {BASELINE: Training(options("baseline"), family.start)}
-    for name, model in models(config, family).items():
+    found = {BASELINE: Training(options("baseline"), family.start, result=result)}
+    for name, model in models.items():
         run, own = model.run, model.run.get("options", {})
         frozen = gated | {"freeze-params": r"^decoder\."} if FROZEN in (name, model.control) else {}
         if name in (CONTROL, FROZEN):
-            found[name] = Training(options("further", frozen), first)
+            found[name] = Training(options("further", frozen), first, result=averaged)
         elif model.kind == "gates":
             penalty = {"l0-weight": run.get("lambda"), "target-heads": run.get("target")}
             if "target" in run:
                 penalty["sparsity-method"] = run.get("method", "lagrangian")
             gates = {"criterion": f"{family.criterion}_l0", "gate-heads": family.types(run["gates"])} | penalty
-            found[name] = Training(options("further", gated, gates, config["gates"], frozen, own), first)
+            all_options = options("further", gated, gates, config["gates"], frozen, own)
+            found[name] = Training(all_options, first, result=averaged)
         elif model.kind == "scratch":
             pruned = f"{run['scratch']}/pruned.pt"
-            found[f"{name}/first"] = Training(options("baseline", shaped, own), None, pruned)
-            found[name] = Training(options("further", shaped, own), f"{name}/first/trained.pt", pruned)
+            found[f"{name}/first"] = Training(options("baseline", shaped, own), None, pruned, result)
+            found[name] = Training(options("further", shaped, own), f"{name}/first/trained.pt", pruned, averaged)
         elif model.kind and model.is_trained:
             for number, step in enumerate(model.steps, 1):
                 until = {"max-update": config["further"]["max-update"] * number // len(model.steps)}
-                start = f"{step}/start.pt"
-                found[step] = Training(options("further", shaped, until, frozen, own), start, start, number > 1)
+                start, counts = f"{step}/start.pt", averaged if step == name else "last"
+                all_options = options("further", shaped, until, frozen, own)
+                found[step] = Training(all_options, start, start, counts, resumes=number > 1)
     return found
 
 
@@ -241,7 +256,7 @@ class Cut:
     Attributes:
         source: the checkpoint that is made smaller
         options: options of the command, without data and paths
-        scores: the scores by which heads are removed, {method: path of the file}; None: compress
+        scores: the file of the scores by which heads are removed; None: compress
         refits: whether the model is refitted
     """
 
@@ -251,10 +266,10 @@ class Cut:
     refits: bool = False
 
 
-def cuts(config: Options, family: Family) -> dict[str, Cut]:
+def cuts(family: Family, models: Mapping[str, Model]) -> dict[str, Cut]:
     """Return the calls of headgates prune and compress of a seed by the path of the checkpoint that they write."""
     found = {}
-    for model in models(config, family).values():
+    for model in models.values():
         run, source = model.run, f"{BASELINE}/trained.pt"
         if model.kind in ("params", "speedup"):
             found[model.start] = Cut(source, command_line({model.kind: run[model.kind]}))

@@ -31,6 +31,7 @@ CHECKPOINT = config.get("checkpoint") or MODEL_FILES[0]
 MODEL = os.path.dirname(CHECKPOINT) or "."
 DATA = config.get("data", f"{OUT}/data-bin")
 EVALUATION = command_line(config["evaluation"])
+GPUS = 0 if config["cpu"] else 1
 COMMON = f"{DATA} --path {CHECKPOINT} --source-lang {SRC} --target-lang {TGT}" + (" --cpu" if config["cpu"] else "")
 
 
@@ -84,7 +85,7 @@ rule score:
         sentences=f"--sentences {config['sentences']}" if "sentences" in config else "",
         max_tokens=config["evaluation"]["max-tokens"],
     resources:
-        gpu=1,
+        gpu=GPUS,
     shell:
         f"headgates score {COMMON} --gen-subset valid"
         " --max-tokens {params.max_tokens} {params.sentences} --method {params.methods} --out {output.scores}"
@@ -114,7 +115,7 @@ rule curve:
     wildcard_constraints:
         method="|".join(SCORES),
     resources:
-        gpu=1,
+        gpu=GPUS,
     shell:
         f"headgates curve {COMMON} {EVALUATION} --gen-subset test --remove-bpe --tokenizer moses --types all"
         " --steps {params.steps} --scores {input.scores} --score-method {wildcards.method} --out {output.json}"

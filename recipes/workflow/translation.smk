@@ -10,12 +10,10 @@ check(config, "translation")
 OUT = config["out"]
 RAW = config.get("raw", f"{OUT}/raw")
 DATA, REFERENCE = f"{OUT}/data-bin", f"{OUT}/text/reference.{config['tgt']}"
-DATA_OPTIONS = (
-    f"--source-lang {config['src']} --target-lang {config['tgt']} --skip-invalid-size-inputs-valid-test"
-    f" --max-tokens {config['evaluation']['max-tokens']}"
-)
+PAIR = f"--source-lang {config['src']} --target-lang {config['tgt']}"
+DATA_OPTIONS = f"{PAIR} --skip-invalid-size-inputs-valid-test --max-tokens {config['evaluation']['max-tokens']}"
 layers, heads = (
-    {side: int(config["model"][f"{side}-{name}"]) for side in ("encoder", "decoder")}
+    {side: config["model"][f"{side}-{name}"] for side in ("encoder", "decoder")}
     for name in ("layers", "attention-heads")
 )
 of_decoder = layers["decoder"] * heads["decoder"]
@@ -30,15 +28,11 @@ MODELS = models(config, FAMILY)
 PRETRAININGS, CURVES = {}, []
 EVALUATION_FILES, TRANSLATES = [REFERENCE], True
 EVALUATION = (
-    f"--source-lang {config['src']} --target-lang {config['tgt']} --gen-subset test --loss-subset valid"
+    f"{PAIR} --gen-subset test --loss-subset valid"
     f" --reference {REFERENCE} --remove-bpe --tokenizer moses --required-batch-size-multiple 1"
     f" {command_line(config['evaluation'])}" + (" --scoring sacrebleu --sacrebleu-lowercase" if config["lowercase"] else "")
 )
 TABLE_OPTIONS = f"--json {OUT}/results.json" + (f" --paper {config['paper']}" if "paper" in config else "")
-
-
-wildcard_constraints:
-    seed="[0-9]+",
 
 
 rule all:

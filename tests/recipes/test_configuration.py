@@ -34,6 +34,7 @@ MISSING = object()
         ("small", "model", [1], "is not of type 'object'"),
         ("small", "model.encoder-layers", MISSING, "configuration, model: 'encoder-layers' is a required property"),
         ("small", "baseline.max-update", MISSING, "configuration, baseline: 'max-update' is a required property"),
+        ("small", "baseline.max-update", 0, "configuration, baseline.max-update: 0 is less than the minimum of 1"),
         ("small", "training.dropout", [0.1], "is not of type"),
         ("small", "result", "worst", "'worst' is not valid"),
         ("small", "result", 0, "0 is not valid"),

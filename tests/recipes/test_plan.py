@@ -25,6 +25,7 @@ def configuration(**runs):
         "baseline": length,
         "further": length | {"max-update": 20},
         "gates": {"fix-gates-after": 6},
+        "result": "last",
         "runs": runs,
     }
 
@@ -68,7 +69,8 @@ def test_only_trained_runs_of_encoder_heads_alone_have_the_frozen_control():
     assert list(found) == ["baseline", "baseline+", "baseline+frozen", "alone", "whole", "cut"]
     assert [model.control for model in found.values()][3:] == ["baseline+frozen", "baseline+", "baseline+"]
     frozen = {
-        name: words(training.options).get("freeze-params") for name, training in trainings(config, FAMILY).items()
+        name: words(training.options).get("freeze-params")
+        for name, training in trainings(config, FAMILY, models(config, FAMILY)).items()
     }
     found = [name for name, pattern in frozen.items() if pattern == r"^decoder\."]
     assert found == ["baseline+frozen", "alone"]
@@ -76,7 +78,9 @@ def test_only_trained_runs_of_encoder_heads_alone_have_the_frozen_control():
 
 def test_further_trainings_differ_from_the_control_only_in_the_heads():
     config = configuration(gated={"gates": "dec-enc", "target": 0.5}, cut={"scores": "refit", "keep": 0.5})
-    found = {name: words(training.options) for name, training in trainings(config, FAMILY).items()}
+    found = {
+        name: words(training.options) for name, training in trainings(config, FAMILY, models(config, FAMILY)).items()
+    }
     control, gated, cut = found["baseline+"], found["gated"], found["cut"]
     other = {"arch": "transformer_head_gates"}
     assert cut == control | other | {"remove-heads": True}
@@ -87,7 +91,7 @@ def test_further_trainings_differ_from_the_control_only_in_the_heads():
 
 def test_steps_remove_equal_numbers_and_are_one_training():
     config = configuration(slow={"scores": "gradient", "keep": 0.25, "steps": 3})
-    cut = cuts(config, FAMILY)
+    cut = cuts(FAMILY, models(config, FAMILY))
     assert [(path, each.source, words(each.options)["keep"]) for path, each in cut.items()] == [
         ("slow/step1/start.pt", "baseline/trained.pt", "12"),
         ("slow/step2/start.pt", "slow/step1/trained.pt", "8"),
@@ -96,16 +100,30 @@ def test_steps_remove_equal_numbers_and_are_one_training():
     assert [each.scores for each in cut.values()] == [
         f"{folder}/scores.gradient.json" for folder in ("baseline", "slow/step1", "slow/step2")
     ]
-    found = {name: training for name, training in trainings(config, FAMILY).items() if name.startswith("slow")}
+    found = {
+        name: training
+        for name, training in trainings(config, FAMILY, models(config, FAMILY)).items()
+        if name.startswith("slow")
+    }
     options = {name: words(training.options) for name, training in found.items()}
     assert [each["max-update"] for each in options.values()] == ["6", "13", "20"]
     assert {each["total-num-update"] for each in options.values()} == {"20"}  # one schedule
     assert [training.resumes for training in found.values()] == [False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("result", "whole", "compared"), [("best", "best", "last"), (3, 3, 3), ("last", "last", "last")]
+)
+def test_a_step_counts_with_its_last_checkpoint_which_has_the_state_of_the_optimizer(result, whole, compared):
+    config = configuration(slow={"scores": "gradient", "keep": 4, "steps": 2}, again={"scratch": "slow"})
+    found = trainings(config | {"result": result}, FAMILY, models(config, FAMILY))
+    counts = {"baseline": whole, "baseline+": compared, "slow/step1": "last", "slow": compared}
+    assert {name: each.result for name, each in found.items()} == counts | {"again/first": whole, "again": compared}
+
+
 def test_a_model_from_scratch_is_trained_as_long_as_the_pruned_one():
     config = configuration(half={"gates": "all", "target": 0.5}, again={"scratch": "half"})
-    found = trainings(config, FAMILY)
+    found = trainings(config, FAMILY, models(config, FAMILY))
     first, second = found["again/first"], found["again"]
     assert (first.start, second.start, second.heads) == (None, "again/first/trained.pt", "half/pruned.pt")
     assert [words(each.options)["max-update"] for each in (first, second)] == ["40", "20"]
@@ -119,11 +137,20 @@ def test_a_model_from_scratch_is_trained_as_long_as_the_pruned_one():
         ({"gates": "all"}, "gates need either lambda or target"),
         ({"gates": "all", "lambda": 1, "target": 2}, "gates need either lambda or target"),
         ({"scratch": "y"}, "scratch must be one of x"),
+        ({"gates": "enc-self", "target": 9}, "target must be at most 8"),
+        ({"scores": "gradient", "keep": 17}, "keep must be at most 16"),
+        ({"scores": "gradient", "keep": 4, "steps": 21}, "steps must be at most max-update"),
     ],
 )
 def test_runs_without_meaning_are_refused(run, message):
     with pytest.raises(SystemExit, match=message):
         models(configuration(x=run), FAMILY)
+
+
+@pytest.mark.parametrize("runs", [{"baseline": {"params": 0.5}}, {"a_1": {"params": 0.5}, "a": {"params": [1, 2]}}])
+def test_a_name_is_taken_once(runs):
+    with pytest.raises(SystemExit, match="the name is taken"):
+        models(configuration(**runs), FAMILY)
 
 
 def test_types_that_the_model_lacks_are_refused():

@@ -79,8 +79,9 @@ def test_two_seeds_have_means_ranges_and_significant_seeds(two_seeds, printed, t
 def test_the_table_of_one_seed_with_a_speed(two_seeds, printed, tmp_path):
     shutil.copytree(two_seeds[0] / "seed7", tmp_path / "seed7")
     translator(tmp_path / "timed", (6, 6, 6), 30.0, speed=1234.5)
-    for name in ("baseline+", "half_0.1"):
-        shutil.copy(tmp_path / "timed" / "evaluation.json", tmp_path / "seed7" / name / "speed.json")
+    speed = json.loads((tmp_path / "timed" / "evaluation.json").read_text())["speed"]
+    for path in (tmp_path / "seed7").glob("*/evaluation.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"speed": speed}))
     p = by_sacrebleu(*(two_seeds[1][name, "7"] for name in ("baseline+", "half_0.1")))[0]["BLEU"][2]
     assert printed(tmp_path, "7", "baseline+ half_0.1=baseline+")[:4] == [
         "model      enc-self  dec-self  dec-enc  total  params   BLEU   diff      p   chrF    nll  words/s",

@@ -221,5 +221,6 @@ def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path
     (model / "train.log").unlink()
     changed = TRANSLATION | {"baseline": TRANSLATION["baseline"] | {"lr": 0.001}}
     snakemake(tmp_path, "translation", changed, target, first_on_path=forked)
+    assert (model / "previous" / "checkpoint_last.pt").exists()  # kept, if fairseq-train had refused the new options
     log = (model / "train.log").read_text()
     assert RESUMED not in log and "Loaded checkpoint" not in log and "num_updates: 24" in log.replace("'", "")

@@ -14,11 +14,6 @@ from fairseq_headgates.data.results import Evaluation, Loss, Score, Speed
 from fairseq_headgates.heads import TYPES
 
 ALL = ",".join(TYPES)
-PLAIN, FROZEN = (f"{name} control {name} - -" for name in ("baseline+", "baseline+frozen"))
-
-
-def run_line(name, method="l0", control="baseline+", types=ALL, value="0.1"):
-    return f"{name} {method} {control} {types} {value} "
 
 
 def translations(wrong, seed, case=str):
@@ -74,10 +69,6 @@ def language_model_of(folder, kept, bits, speed=100.0):
     size = {"tokens": 10, "unknown": 1, "words": 5, "perplexity_per_word": 4**bits}
     losses = {subset: loss(bits, **size) for subset in ("valid", "test")}
     write(folder, {"dec-self": kept}, of=15, losses=losses, speed=speed and Speed("tokens", speed))
-
-
-def lines_of(*plan):
-    return [word for line in plan for word in ("--run", line)]
 
 
 def cells(lines):

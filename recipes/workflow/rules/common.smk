@@ -6,6 +6,7 @@ import sys
 sys.path.insert(0, os.path.dirname(str(workflow.current_basedir)))
 from plan import Family, Training, check, command_line, cuts, models, trainings, whole_length
 
+SPLITS = ["train", "valid", "test"]
 SCRIPTS = os.path.relpath(f"{workflow.current_basedir}/../../scripts")
 # Without a byte order mark, and with the line ends of Unix.
 READ = r"gzip -cdf {input[0]} | LC_ALL=C sed '1s/^\xef\xbb\xbf//; s/\r$//'"
@@ -22,3 +23,7 @@ for name, value in {
 def plain_or_gz(plain):
     """The path of a raw text, plain or compressed."""
     return f"{plain}.gz" if os.path.exists(f"{plain}.gz") and not os.path.exists(plain) else plain
+
+
+wildcard_constraints:
+    seed="[0-9]+",

@@ -1,11 +1,12 @@
 # Evaluation of all models, the table and the report.
 
 
+# The speed is measured with all cores, so that no other job runs meanwhile.
 rule evaluate:
     input:
         EVALUATION_FILES,
         data=DATA,
-        checkpoint=lambda wildcards: in_place([MODELS[wildcards.model].checkpoint], wildcards),
+        checkpoint=lambda wildcards: in_place(MODELS[wildcards.model].checkpoint, wildcards),
     output:
         f"{PLACE}/{{model}}/evaluation.json",
         [f"{PLACE}/{{model}}/test.hyp"] if TRANSLATES else [],
@@ -13,31 +14,12 @@ rule evaluate:
         f"{PLACE}/{{model}}/evaluation.log",
     wildcard_constraints:
         model=one_of(MODELS),
+    threads: workflow.cores if config["speed"] else 1
     resources:
         gpu=GPUS,
     shell:
-        "headgates evaluate {input.data} --path {input.checkpoint} " + f"{EVALUATION} {CPU}"
+        "headgates evaluate {input.data} --path {input.checkpoint} " + f"{EVALUATION} {CPU}{' --speed' if config['speed'] else ''}"
         " --out {output[0]}" + (" --hypotheses {output[1]}" if TRANSLATES else "") + " > {log} 2>&1"
-
-
-# With all cores, so that no other job runs meanwhile.
-rule measure_speed:
-    input:
-        EVALUATION_FILES,
-        data=DATA,
-        checkpoint=lambda wildcards: in_place([MODELS[wildcards.model].checkpoint], wildcards),
-    output:
-        f"{PLACE}/{{model}}/speed.json",
-    log:
-        f"{PLACE}/{{model}}/speed.log",
-    wildcard_constraints:
-        model=one_of(MODELS),
-    threads: workflow.cores
-    resources:
-        gpu=GPUS,
-    shell:
-        "headgates evaluate {input.data} --path {input.checkpoint} " + f"{EVALUATION} {CPU}"
-        " --speed --out {output} > {log} 2>&1"
 
 
 def results_of_models(name):
@@ -49,7 +31,6 @@ rule results:
     input:
         CURVES,
         results_of_models("evaluation.json"),
-        results_of_models("speed.json") if config["speed"] else [],
         [results_of_models(f"{metric}.txt") for metric in config["metrics"]],
     output:
         text=f"{OUT}/results.txt",

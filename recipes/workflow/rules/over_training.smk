@@ -20,7 +20,7 @@ rule over_training:
     shell:
         "headgates curve {input.data} --path {params.checkpoints} --by gradient --types all --score-subset valid"
         " --gen-subset test --steps {params.steps} --remove-bpe --tokenizer moses"
-        f" --source-lang {config['src']} --target-lang {config['tgt']} {command_line(config['evaluation'])} {CPU}"
+        f" {PAIR} {command_line(config['evaluation'])} {CPU}"
         " --out {output.json} --tsv {output.tsv} --plot {output.svg} > {log} 2>&1"
 
 
@@ -29,6 +29,8 @@ rule table_over_training:
         f"{PLACE}/over_training.tsv",
     output:
         f"{PLACE}/over_training.txt",
+    params:
+        paper="--paper" if config.get("corpus") == "iwslt14-de-en" else "",
     localrule: True
     shell:
-        "python3 {SCRIPTS}/curves.py {input} | tee {output}"
+        "python3 {SCRIPTS}/curves.py {input} {params.paper} | tee {output}"

@@ -1,7 +1,7 @@
 # Smaller models: scores of heads, headgates prune and headgates compress.
 
 
-CUTS = cuts(config, FAMILY)
+CUTS = cuts(FAMILY, MODELS)
 SCORED = f"{DATA} {DATA_OPTIONS} {CPU}"
 
 
@@ -25,7 +25,8 @@ rule score_heads:
 
 rule remove_heads:
     input:
-        lambda wildcards: in_place([CUTS[wildcards.cut].source, CUTS[wildcards.cut].scores], wildcards),
+        lambda wildcards: in_place(CUTS[wildcards.cut].source, wildcards),
+        lambda wildcards: in_place(CUTS[wildcards.cut].scores, wildcards),
     output:
         f"{PLACE}/{{cut}}",
     log:
@@ -45,7 +46,7 @@ rule remove_heads:
 
 rule compress:
     input:
-        lambda wildcards: in_place([CUTS[wildcards.cut].source], wildcards),
+        lambda wildcards: in_place(CUTS[wildcards.cut].source, wildcards),
         data=DATA,
     output:
         f"{PLACE}/{{cut}}",

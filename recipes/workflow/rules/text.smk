@@ -2,7 +2,6 @@
 
 
 LANGUAGES = [config["src"], config["tgt"]]
-SPLITS = ["train", "valid", "test"]
 LONGEST = {side: config["model"].get(f"max-{side}-positions", 1024) for side in ("source", "target")}
 JOINT = config["joint_bpe"]
 
@@ -88,6 +87,6 @@ rule binarize:
         dictionary="--joined-dictionary" if config["joint_dictionary"] else "",
     shell:
         "( {params.checks} && "
-        f"fairseq-preprocess --source-lang {LANGUAGES[0]} --target-lang {LANGUAGES[1]} --trainpref {OUT}/text/train.bpe"
+        f"fairseq-preprocess {PAIR} --trainpref {OUT}/text/train.bpe"
         f" --validpref {OUT}/text/valid.bpe --testpref {OUT}/text/test.bpe"
         " {params.dictionary} --destdir {output} --workers {threads} ) > {log} 2>&1"
