@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make a small model smaller, with and without training, in four minutes on two CPU cores.
+# Make a small model smaller, with and without training, in six minutes on two CPU cores.
 #
 #   recipes/demo.sh [OUT_DIR, default demo-out]
 #
