@@ -36,7 +36,13 @@ def check(config: dict[str, Any], family: str) -> None:
     except WorkflowError as error:
         problem: Any = error.__context__
         place = ".".join(map(str, list(problem.absolute_path)[1:]))
-        raise SystemExit(f"configuration{', ' if place else ''}{place}: {problem.message}") from None
+        raise SystemExit(f"configuration{', ' if place else ''}{place}: {what_is_wrong(problem)}") from None
+
+
+def what_is_wrong(problem: Any) -> str:
+    """Return the message of an error of the schema; where it allows alternatives, why each of them does not fit."""
+    messages = list(dict.fromkeys(map(what_is_wrong, problem.context)))
+    return messages[0] if len(messages) == 1 else "mend one of: " + "; ".join(messages) if messages else problem.message
 
 
 def parsed(value: Any) -> Any:
