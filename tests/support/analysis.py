@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.compression import timing
 from fairseq_headgates.data import statistics
 
 SEARCH = ["--beam", "2", "--max-len-b", "10"]
@@ -46,6 +47,13 @@ def on_toy(headgates, toy, gated_checkpoint):
 def few_resamplings(monkeypatch):
     """Bootstrap with 20 resamplings, where it is not p-values that are tested."""
     monkeypatch.setattr(statistics, "RESAMPLINGS", 20)
+
+
+@pytest.fixture
+def short_timing(monkeypatch):
+    """Speeds by two short rounds, where it is not they that are tested."""
+    for name, number in {"ROUNDS": 2, "SECONDS": 0}.items():
+        monkeypatch.setattr(timing, name, number)
 
 
 FULL = {"enc-self": [4, 4], "dec-self": [4, 4], "dec-enc": [4, 4]}
