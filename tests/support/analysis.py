@@ -43,10 +43,17 @@ def on_toy(headgates, toy, gated_checkpoint):
     return on_toy
 
 
-@pytest.fixture
-def few_resamplings(monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def few_resamplings():
     """Bootstrap with 20 resamplings, where it is not p-values that are tested."""
-    monkeypatch.setattr(statistics, "RESAMPLINGS", 20)
+    before, statistics.RESAMPLINGS = statistics.RESAMPLINGS, 20
+    return before
+
+
+@pytest.fixture
+def all_resamplings(few_resamplings, monkeypatch):
+    """Bootstrap as for users."""
+    monkeypatch.setattr(statistics, "RESAMPLINGS", few_resamplings)
 
 
 @pytest.fixture
