@@ -31,6 +31,7 @@ from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.config_source import ConfigLoadError
 from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.cli.main import main
@@ -157,14 +158,18 @@ def is_value(override: str) -> bool:
 @cache
 def _composed(config_name, groups):
     """A configuration with groups, and the same as a dictionary."""
-    if groups:
+    store = ConfigStore.instance()
+    try:
+        nodes = {group: store.load(f"{group}/{name}.yaml").node for group, name in (g.split("=") for g in groups)}
+    except ConfigLoadError:  # a name that is not registered: hydra says so
+        nodes = None
+    if nodes:
         composed = copy.deepcopy(_composed(config_name, ())[0])
         with open_dict(composed):
-            for group, _, name in (each.partition("=") for each in groups):
-                composed[group] = ConfigStore.instance().load(f"{group}/{name}.yaml").node
+            composed.update(nodes)
     else:
         with initialize_config_dir(str(Path(fairseq.__file__).parent / "config")):
-            composed = compose(config_name, strict=False)
+            composed = compose(config_name, overrides=list(groups), strict=False)
     return composed, OmegaConf.to_container(composed)
 
 
