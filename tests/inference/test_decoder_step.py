@@ -127,7 +127,7 @@ def test_one_model_twice_in_an_ensemble():
     assert_same_search(search([model, model], 3, batch(4)), expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**20),
     sentences=st.integers(1, 18),

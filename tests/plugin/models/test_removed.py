@@ -38,7 +38,7 @@ from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 
 
-@settings(max_examples=10)
+@settings(max_examples=20)
 @given(cases())
 def test_removed_heads_leave_the_initialisation_of_other_weights_unchanged(case):
     args = copy.deepcopy(case.model(gates=False).args)
