@@ -7,6 +7,8 @@ import pytest
 # The models of the tests are so small that threads would only wait for each other. Before torch is imported, here and
 # in the workers, which inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# English, without a look for translations of its words by every parser of a command line.
+os.environ["LANGUAGE"] = "C"
 
 # Before anything imports them. Not in support/__init__.py: forked commands import that, and need no pytest.
 pytest.register_assert_rewrite("support")

@@ -23,6 +23,7 @@ def test_loss_is_the_one_that_fairseq_logs(on_toy, run, toy, checkpoints):
     assert {each: [len(row) for row in rows] for each, rows in found["nll_difference"].items()} == FULL
 
 
+@pytest.mark.usefixtures("all_resamplings")
 def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tmp_path):
     search, out = [*SEARCH, "--prefix-size", "2", "--lenpen", "0.3"], tmp_path / "ablation.json"
     options = ["--metric", "bleu", *search, "--mode", "all-but-one", "--out", out]
@@ -41,7 +42,6 @@ def test_bleu_is_that_of_fairseq_generate(on_toy, run, toy, gated_checkpoint, tm
         assert found["p_value"][head] == 1.0 if difference == 0 else 1 / 1001 <= found["p_value"][head] < 1
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_masking_a_closed_head_changes_nothing(on_toy, checkpoints, tmp_path):
     """The same translations have p = 1, in the table no stars."""
     out = tmp_path / "ablation.json"
@@ -58,7 +58,6 @@ def test_masking_a_closed_head_changes_nothing(on_toy, checkpoints, tmp_path):
     assert not list(tmp_path.glob("*.part*"))
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     translate, calls = metrics.translate, []
 
@@ -79,7 +78,6 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     assert (tmp_path / "out.json").read_text() == expected.read_text()
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_partial_results_of_other_data_are_not_resumed(on_toy, copied, checkpoints, tmp_path, monkeypatch):
     """A stopped command goes on with copies of its data and checkpoint, not with others in their place."""
     data, model = copied(), tmp_path / "model.pt"

@@ -11,7 +11,6 @@ from fairseq_headgates.attention.choice import best_heads
 from fairseq_headgates.heads import HeadTable, scores_to_json
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_curve(on_toy, toy, checkpoints, tmp_path):
     files = ["--out", tmp_path / "c.json", "--tsv", tmp_path / "c.tsv", "--plot", tmp_path / "c.png"]
     text = on_toy(

@@ -132,7 +132,6 @@ def multilingual(made_once, train):
     return folder / "checkpoint_last.pt"
 
 
-@pytest.mark.usefixtures("few_resamplings")
 @pytest.mark.parametrize(
     ("options", "others"),
     [

@@ -43,7 +43,6 @@ def sentences_of(fairseq_generate):
 # --- translation -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_loss_translations_bleu_and_chrf_are_those_of_the_commands(headgates, run, toy, checkpoints, tmp_path):
     """fairseq-validate; fairseq-generate --remove-bpe and sacremoses; sacrebleu on raw references."""
     pytest.importorskip("sacremoses")
@@ -75,7 +74,6 @@ def test_loss_translations_bleu_and_chrf_are_those_of_the_commands(headgates, ru
     assert found["scores"]["BLEU"]["score"] > 5
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_without_a_reference_the_binarised_target_is_detokenised(evaluated, toy, checkpoints, tmp_path):
     """Another reference gives another BLEU, its own translations 100."""
     path = [checkpoints["baseline"]]
@@ -88,7 +86,6 @@ def test_without_a_reference_the_binarised_target_is_detokenised(evaluated, toy,
     assert found.scores["BLEU"].score == pytest.approx(100) and binarised.scores["BLEU"].score < 90
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_skipped_sentences_have_lines(evaluated, toy, checkpoints, tmp_path):
     """--hypotheses has an empty one for each; --reference has one for each sentence."""
     raw = toy.text / "test.tgt"
@@ -103,7 +100,6 @@ def test_skipped_sentences_have_lines(evaluated, toy, checkpoints, tmp_path):
     ]
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, checkpoints):
     """Between any two of three checkpoints."""
     paths = [checkpoints[name] for name in ("baseline", "fixed", "mixed")]
@@ -125,7 +121,6 @@ def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, ch
     assert rows[0][5::2] == shown and "p of BLEU: nrefs:1|bs:20|seed:12345|" in signatures
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_gated_pruned_and_stock_checkpoints_have_equal_results(evaluated, toy, forms):
     gated, pruned, stock = evaluated(toy.data, forms.values(), *FORCED, "--speed", "1")
     for other in (pruned, stock):
@@ -152,7 +147,6 @@ def test_two_workers_evaluate_as_one(run, toy, checkpoints, tmp_path):
 # --- language models and classifiers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_a_language_model_has_the_loss_of_fairseq_eval_lm(evaluated, headgates, run, train_lm, toy_text, tmp_path):
     """Perplexity per word by hand; the letter x is unknown."""
     train_lm(tmp_path / "lm", *PLUGIN, arch="transformer_lm")
@@ -180,7 +174,6 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(evaluated, headgates, 
     assert words in one_line(headgates("evaluate", *other, code=2))
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_the_accuracy_of_classifiers_is_counted(evaluated, run, train_roberta, toy_classes, tmp_path):
     for name, updates in (("a", 8), ("b", 2)):
         train_roberta(tmp_path / name, *PLUGIN, arch="roberta", updates=updates)
@@ -226,7 +219,6 @@ def test_speeds_are_those_of_the_rounds_after_the_first(threads, clock, monkeypa
     assert Rates((1, 6, 2, 9, 3)).spread == 3
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_a_speed_has_the_interval_of_its_rounds(on_toy, monkeypatch):
     measured = lambda systems, device, rounds: [Rates((900.0, 1234.0, 1000.0)[:rounds])]  # noqa: E731
     monkeypatch.setattr("fairseq_headgates.data.speed.speeds", measured)

@@ -204,7 +204,6 @@ def test_speeds_out_of_reach_are_refused_at_once(new_compressor):
     assert "units" not in vars(found)  # whose costs take longer
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_the_command_writes_a_model_with_a_speed(toy, checkpoints, headgates, tmp_path):
     places = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "test", "--beam", 1, *READ]
     options = ["--speedup", 1.2, "--inference-dtype", "int8", "--fit-sentences", 60]

@@ -66,7 +66,7 @@ def parse_evaluation(content):
 
 
 @pytest.fixture
-def content(few_resamplings):
+def content():
     return make()
 
 
@@ -78,6 +78,7 @@ def naive_means(sums, counts):
     return numpy.array([sum(sums[i] for i in draw) / sum(counts[i] for i in draw) for draw in samples])
 
 
+@pytest.mark.usefixtures("all_resamplings")
 def test_the_interval_of_a_loss_is_that_of_a_naive_bootstrap():
     random = numpy.random.default_rng(3)
     sums, counts = random.random(25).tolist(), random.integers(1, 5, size=25).tolist()
@@ -103,6 +104,7 @@ def test_resamples_in_which_nothing_counts_are_left_out():
     assert low == high == 1.5
 
 
+@pytest.mark.usefixtures("all_resamplings")
 def test_the_p_value_of_a_loss_is_that_of_a_naive_bootstrap():
     random = numpy.random.default_rng(4)
     counts = random.integers(1, 5, size=25).tolist()
@@ -116,6 +118,7 @@ def test_the_p_value_of_a_loss_is_that_of_a_naive_bootstrap():
     assert statistics.mean_difference_test(a.tolist(), a.tolist(), counts) == 1
 
 
+@pytest.mark.usefixtures("all_resamplings")
 def test_the_p_value_of_bleu_is_that_of_a_naive_bootstrap(monkeypatch):
     """Centred absolute differences of resampled BLEU (Koehn 2004)."""
     references, good, other = draw(0), draw(1, 0.1), draw(2, 0.2)
@@ -133,13 +136,13 @@ def test_the_p_value_of_bleu_is_that_of_a_naive_bootstrap(monkeypatch):
 
     observed, *resampled = numpy.abs(numpy.subtract(scores(good), scores(other)))
     more = sum(resampled - numpy.mean(resampled) > observed)
-    monkeypatch.setattr(statistics, "RESAMPLINGS", 1000)
     monkeypatch.setenv("SACREBLEU_SEED", "7")  # has no effect
     (found,) = scorers(references, BLEU(force=True))["BLEU"].differences(good, [other])
     assert found.p == pytest.approx((more + 1) / 1001, abs=0.002) and 0.001 < found.p < 0.9
     assert "bs:1000" in found.signature and f"seed:{statistics.SEED}" in found.signature
 
 
+@pytest.mark.usefixtures("all_resamplings")
 @pytest.mark.parametrize("metric", [BLEU(), CHRF()], ids=["BLEU", "chrF2"])
 def test_the_interval_of_a_score_is_that_of_sacrebleu(metric, monkeypatch):
     """It gives the middle of its bootstrap scores and half of the width of their interval."""
@@ -160,7 +163,7 @@ def test_the_interval_of_an_accuracy_holds_it():
     assert low == pytest.approx(100 * 5 / (5 + 1.959964**2)) and high == 100
 
 
-def test_there_is_no_p_value_without_variance(few_resamplings):
+def test_there_is_no_p_value_without_variance():
     assert statistics.mean_difference_test([5.0], [9.0], [3]) is None
     assert statistics.mean_difference_test([5.0] * 4, [9.0] * 4, [3] * 4) is None
     for metric in (BLEU(), CHRF()):
@@ -191,7 +194,6 @@ def test_a_file_is_read_as_it_was_written(content, tmp_path):
         assert found == (written if isinstance(written, list) else [written])
 
 
-@pytest.mark.usefixtures("few_resamplings")
 def test_differences_of_several_are_those_of_each_pair():
     found = [parse_evaluation(make(seed, wrong)) for seed, wrong in ((1, 0.2), (2, 0.25), (3, 0.5))]
     pairs = pairwise(found)

@@ -172,15 +172,15 @@ def naive_subset_gradient(scores, count, temperature, weights):
     ("count", "temperature", "spread"),  # every pair of two of them
     [
         (count, [1.0, 0.5, 0.125][(i + j) % 3], spread)
-        for i, count in enumerate([1, 3, 6])
+        for i, count in enumerate([1, 2, 4])
         for j, spread in enumerate([1, 10, 40, 100])
     ],
 )
 def test_relaxed_subsets_equal_a_naive_rewrite_however_far_apart_the_scores_are(count, temperature, spread):
     """Scores in single precision, as log_alpha is."""
     generator = torch.Generator().manual_seed(spread)
-    scores = torch.linspace(0, spread, 7)[torch.randperm(7, generator=generator)]
-    scores, weights = scores + torch.randn(7, generator=generator), torch.linspace(-1, 1, 7)
+    scores = torch.linspace(0, spread, 5)[torch.randperm(5, generator=generator)]
+    scores, weights = scores + torch.randn(5, generator=generator), torch.linspace(-1, 1, 5)
     expected = naive_subset(scores.tolist(), count, temperature)
     found = relaxed_subset(scores.requires_grad_(), count, temperature)
     assert found.tolist() == pytest.approx([float(e) for e in expected], rel=1e-6, abs=1e-9)

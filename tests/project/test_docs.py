@@ -164,7 +164,7 @@ class Reader:
         exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
 
 
-@pytest.mark.usefixtures("few_resamplings")
+@pytest.mark.usefixtures("short_timing")
 @pytest.mark.parametrize("page", **identified([page for page in PAGES if RUN[page]]))
 def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train, monkeypatch, request):
     reader = Reader(tmp_path, toy, checkpoints, run, train)
@@ -190,7 +190,7 @@ def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train
 INSTALLED = pytest.param("installed", marks=[pytest.mark.rehearsal, pytest.mark.release])  # a minute
 
 
-@pytest.mark.usefixtures("few_resamplings")
+@pytest.mark.usefixtures("short_timing")
 @pytest.mark.parametrize("either", ["forked", INSTALLED], indirect=True)
 def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, either, monkeypatch):
     """The first of each command as a process of its own, which imports nothing of the package but what it needs."""

@@ -15,23 +15,23 @@ from pathlib import Path
 
 import pytest
 from support import published
+from support.commands import Finished
 from support.published import save, tgz, zipped
+from support.workflows import run_snakemake
+
+import mnli
+from download import address_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCRIPTS = RECIPES / "scripts"
 PAIRS = [(f"Number {n} is R&D <b> .", f"Номер {n} — «птица»!") for n in range(120)]
-pytest.importorskip("snakemake")
-
-
-def call(*command, folder=None):
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "no_proxy": "127.0.0.1", "PYTHONWARNINGS": ""}
-    words = list(map(str, command))
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def script(name, *arguments):
-    return call(sys.executable, SCRIPTS / name, *arguments)
+    environment = {**os.environ, "no_proxy": "127.0.0.1", "PYTHONWARNINGS": ""}
+    words = [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def make(folder, *targets, **config):
@@ -40,16 +40,15 @@ def make(folder, *targets, **config):
         f'OUT, SCRIPTS = "out", "{SCRIPTS}"\nRAW = f"{{OUT}}/raw"\ninclude: "{RECIPES}/workflow/rules/corpora.smk"\n'
     )
     words = [f"{name}={value}" for name, value in config.items()]
-    return call("snakemake", "-c", 2, *targets, "--quiet", "rules", "--config", *words, folder=folder)
+    return run_snakemake(folder, "-c", 2, *targets, "--quiet", "rules", "--config", *words)
 
 
 def read(path):
     return path.read_bytes().decode().split("\n")[:-1]
 
 
-def made(result):
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
+def made(finished):
+    return finished.expect(0).text
 
 
 @pytest.mark.rehearsal  # mtdata makes its index
@@ -69,7 +68,7 @@ def test_wmt(tmp_path):
             assert read(tmp_path / f"out/raw/{split}.{language}") == [pair[i] for pair in pairs], split
     (tmp_path / "out/raw/train.en").unlink()
     result = make(tmp_path, *targets, **config, expected_pairs=90)
-    assert result.returncode and "expected_pairs=0 to train on this text" in result.stdout + result.stderr
+    assert result.code and "expected_pairs=0 to train on this text" in result.text
     assert not (tmp_path / "out/raw/train.en").exists()
 
 
@@ -145,8 +144,8 @@ def test_split_refuses_files_that_do_not_fit(change, message, tmp_path):
     files = split_files(tmp_path, [(n // 4, f"a {n}", f"б {n}") for n in range(40)])
     files[2].write_text("".join(change(files[2].read_text().splitlines(keepends=True))))
     result = script("split.py", *files, tmp_path / "to", "--held-out", 30)
-    assert result.returncode == 1 and message in result.stderr and not (tmp_path / "to").exists()
-    assert len(result.stderr.splitlines()) == 1
+    assert result.code == 1 and message in result.err and not (tmp_path / "to").exists()
+    assert len(result.err.splitlines()) == 1
 
 
 def test_iwslt14(tmp_path):
@@ -174,8 +173,10 @@ def test_wikitext103(tmp_path):
     assert all((tmp_path / f"out/raw/{split}.txt").read_text() == text for split, text in texts.items())
 
 
-def test_mnli_and_a_trained_roberta(tmp_path):
-    downloads = tmp_path / "out/downloads"
+def test_mnli(tmp_path, monkeypatch):
+    """Called with the words of tests/golden/mnli.txt."""
+    monkeypatch.chdir(tmp_path)
+    downloads = Path("out/downloads")
     head = "index\tsentence1\tsentence2\tlabel1\tgold_label\n"
     rows = [("A b.", "b", "neutral"), ("b", "c", "-"), ('"a', "b", "entailment"), ("", "b", "neutral")]
     table = head + "".join(f"{n}\t{a}\t{b}\tx\t{label}\n" for n, (a, b, label) in enumerate(rows))
@@ -184,15 +185,17 @@ def test_mnli_and_a_trained_roberta(tmp_path):
     symbols = {chr(n) if n > 32 else chr(256 + n): n for n in range(127)}
     save(downloads / "encoder.json", json.dumps(symbols).encode())
     save(downloads / "vocab.bpe", b"#version: 0.2\n")
-    model = {"./roberta.tiny/model.pt": "weights", "./roberta.tiny/dict.txt": "5 1\n"}
-    save(downloads / "roberta.tiny", tgz(model))
-    made(
-        make(
-            tmp_path, "out/raw/train.tsv", tmp_path / "out/model/dict.txt", corpus="mnli", trained_model="roberta.tiny"
-        )
-    )
+    files = [str(downloads / name) for name in ("MNLI.zip", "encoder.json", "vocab.bpe")]
+    monkeypatch.setattr(sys, "argv", ["mnli.py", *files, "out/raw"])
+    mnli.main()
     for split in ("train", "valid", "test"):
-        assert read(tmp_path / f"out/raw/{split}.tsv") == ["65 32 98 46\t98\tneutral", "34 97\t98\tentailment"]
+        assert read(Path(f"out/raw/{split}.tsv")) == ["65 32 98 46\t98\tneutral", "34 97\t98\tentailment"]
+
+
+def test_a_trained_roberta(tmp_path):
+    model = {"./roberta.tiny/model.pt": "weights", "./roberta.tiny/dict.txt": "5 1\n"}
+    save(tmp_path / "out/downloads/roberta.tiny", tgz(model))
+    made(make(tmp_path, tmp_path / "out/model/dict.txt", corpus="mnli", trained_model="roberta.tiny"))
     assert (tmp_path / "out/model/model.pt").read_text() == "weights"
 
 
@@ -207,10 +210,11 @@ def test_download_takes_the_first_address_that_answers(tmp_path):
         assert target.read_bytes() == b"content" and f"{sha256(b'content').hexdigest()}  {target}" in printed
         result = script("download.py", tmp_path / "other", f"{address}/missing")
         server.shutdown()
-    assert result.returncode == 1 and "404" in result.stderr and "or put the file at" in result.stderr
+    assert result.code == 1 and "404" in result.err and "or put the file at" in result.err
     assert not (tmp_path / "other").exists()
-    result = script("download.py", tmp_path / "model", "transformer.wmt99")
-    assert "'transformer.wmt99' is not a trained model of fairseq: choose from transformer.wmt14.en-fr" in result.stderr
+    refused = "'transformer.wmt99' is not a trained model of fairseq: choose from transformer.wmt14.en-fr"
+    with pytest.raises(SystemExit, match=refused):
+        address_of("transformer.wmt99")
 
 
 def test_opustools_knows_the_addresses_of_opensubtitles():

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from fairseq_headgates.cli import main as cli
+from fairseq_headgates.compression import timing
 from fairseq_headgates.data import statistics
 
 SEARCH = ["--beam", "2", "--max-len-b", "10"]
@@ -42,10 +43,24 @@ def on_toy(headgates, toy, gated_checkpoint):
     return on_toy
 
 
-@pytest.fixture
-def few_resamplings(monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def few_resamplings():
     """Bootstrap with 20 resamplings, where it is not p-values that are tested."""
-    monkeypatch.setattr(statistics, "RESAMPLINGS", 20)
+    before, statistics.RESAMPLINGS = statistics.RESAMPLINGS, 20
+    return before
+
+
+@pytest.fixture
+def all_resamplings(few_resamplings, monkeypatch):
+    """Bootstrap as for users."""
+    monkeypatch.setattr(statistics, "RESAMPLINGS", few_resamplings)
+
+
+@pytest.fixture
+def short_timing(monkeypatch):
+    """Speeds by two short rounds, where it is not they that are tested."""
+    for name, number in {"ROUNDS": 2, "SECONDS": 0}.items():
+        monkeypatch.setattr(timing, name, number)
 
 
 FULL = {"enc-self": [4, 4], "dec-self": [4, 4], "dec-enc": [4, 4]}

@@ -29,7 +29,10 @@ from fairseq.dataclass import utils
 from fairseq.logging import metrics
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.config_source import ConfigLoadError
+from omegaconf import OmegaConf, open_dict
 
 from fairseq_headgates.cli.main import main
 from support.commands import USER_DIR, Finished
@@ -135,10 +138,16 @@ def never_compose_twice() -> None:
 
 
 def compose_quickly(config_name, overrides, strict):
-    """hydra's `compose`: first the groups, such as `task=translation`, and then the values, such as `task.data=x`."""
+    """hydra's `compose`: first the groups, such as `task=translation`, and then the values, such as `task.data=x`.
+
+    Values that are there already, which are most of them, are not set again.
+    """
     groups = tuple(override for override in overrides if not is_value(override))
-    composed = copy.deepcopy(_composed(config_name, groups, strict))
-    ConfigLoaderImpl._apply_overrides_to_config([_parsed(value) for value in overrides if is_value(value)], composed)
+    known, plain = _composed(config_name, groups)
+    values = [_parsed(override) for override in overrides if is_value(override)]
+    composed = copy.deepcopy(known)
+    changed = [each for each in values if not _has(plain, each.key_or_group.split("."), each.value())]
+    ConfigLoaderImpl._apply_overrides_to_config(changed, composed)
     return composed
 
 
@@ -147,9 +156,29 @@ def is_value(override: str) -> bool:
 
 
 @cache
-def _composed(config_name, groups, strict):
-    with initialize_config_dir(str(Path(fairseq.__file__).parent / "config")):
-        return compose(config_name, overrides=list(groups), strict=strict)
+def _composed(config_name, groups):
+    """A configuration with groups, and the same as a dictionary."""
+    store = ConfigStore.instance()
+    try:
+        nodes = {group: store.load(f"{group}/{name}.yaml").node for group, name in (g.split("=") for g in groups)}
+    except ConfigLoadError:  # a name that is not registered: hydra says so
+        nodes = None
+    if nodes:
+        composed = copy.deepcopy(_composed(config_name, ())[0])
+        with open_dict(composed):
+            composed.update(nodes)
+    else:
+        with initialize_config_dir(str(Path(fairseq.__file__).parent / "config")):
+            composed = compose(config_name, overrides=list(groups), strict=False)
+    return composed, OmegaConf.to_container(composed)
+
+
+def _has(plain, names, value):
+    for name in names:
+        if not isinstance(plain, dict) or name not in plain:
+            return False
+        plain = plain[name]
+    return type(plain) is type(value) and plain == value
 
 
 @cache

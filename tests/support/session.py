@@ -10,6 +10,7 @@ import signal
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import settings
 
 from support.attempts import Attempts
@@ -53,6 +54,10 @@ import fairseq_headgates  # noqa: E402, F401
 gc.collect()
 gc.freeze()
 gc.set_threshold(5000, 20, 100)
+
+# Without a GPU torch keeps every seed for later, with a listing of the stack.
+if not torch.cuda.is_available():
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
 
 # Ignored under nohup and in background jobs of a shell; the tests of signals need the defaults.
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):

@@ -122,14 +122,20 @@ def test_alti_of_language_models():
         assert not found.target.triu(1).any() and found.target.tril(-1).any()
 
 
+def shorter_sentences():
+    """Two sentences, one of them padded."""
+    of = make_sentences()["net_input"]
+    return {"src_tokens": of["src_tokens"][1:, :6], "src_lengths": of["src_lengths"][1:]}
+
+
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_class_of_a_sentence_is_explained(pre_norm):
     options = {"activation_fn": "relu", "encoder_normalize_before": pre_norm, "layernorm_embedding": not pre_norm}
-    model, batch = shaken(make_roberta(**options)), make_sentences()["net_input"]
+    model, batch = shaken(make_roberta(**options)), shorter_sentences()
     stack, classifier = model.encoder.sentence_encoder, model.classification_heads[HEAD]
     found = {method: explain(model, batch, method) for method in ("epsilon", "attnlrp", "alti")}
     logits = model(**batch, classification_head_name=HEAD)[0]
-    for row, length in enumerate([9, 6, 4]):
+    for row, length in enumerate([6, 4]):
         start = stack.forward_embedding(batch["src_tokens"][row : row + 1, :length])[0][0]
         step = Step(stack.layers, start)
         first = (step.x if stack.layer_norm is None else stack.layer_norm(step.x))[:1]

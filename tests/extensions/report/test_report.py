@@ -250,7 +250,7 @@ def test_only_evaluations_of_the_same_data_share_a_table():
     assert [[each.checkpoint for each in group] for group in comparison.same_data(found)] == [["a", "c"], ["b"]]
 
 
-def test_what_a_smaller_model_costs_and_saves(few_resamplings):
+def test_what_a_smaller_model_costs_and_saves():
     group = [
         evaluation("whole/checkpoint_last.pt"),
         evaluation("small.pt", predictions=("x w y", "z"), parameters=70),
@@ -275,12 +275,12 @@ def test_what_a_smaller_model_costs_and_saves(few_resamplings):
     assert [word for word, _ in comparison._words("x", "x y z")] == ["x", "[...]"]
 
 
-def test_one_model_has_no_sentence_and_no_translations(few_resamplings):
+def test_one_model_has_no_sentence_and_no_translations():
     found = said([evaluation("whole.pt")])
     assert list(found) == ["Results"] and found["Results"].sentence == ""
 
 
-def test_translations_are_those_on_which_most_models_disagree(few_resamplings):
+def test_translations_are_those_on_which_most_models_disagree():
     texts = [["a"] * 6, ["a", "b", "b", "b", "a", "b"], ["a", "c", "b", "c", "b", "c"]]
     group = [evaluation(f"{i}.pt") for i in range(3)]
     for each, predictions in zip(group, texts, strict=True):
@@ -290,7 +290,7 @@ def test_translations_are_those_on_which_most_models_disagree(few_resamplings):
 
 
 @pytest.mark.parametrize("slower", [0.6, None])
-def test_a_speed_that_may_be_noise_is_in_no_sentence(slower, few_resamplings):
+def test_a_speed_that_may_be_noise_is_in_no_sentence(slower):
     """The slowest round of the model is slower than the fastest of the whole one, or there is one round."""
     group = [evaluation("whole.pt"), evaluation("small.pt", parameters=70, slower=slower or 0.9)]
     if not slower:
