@@ -48,15 +48,15 @@ def check_outputs(options: Options) -> None:
         raise ValueError(f"{' and '.join(f'--{name}' for name in outputs)} name the same file: give each its own")
 
 
-def then_evaluate(options: LoadsCheckpoint, output: str, checkpoint: str) -> str:
-    """Return a command that compares the checkpoint that a command has written with the one that it has read."""
+def then_evaluate(options: LoadsCheckpoint, *checkpoints: str) -> str:
+    """Return a command that evaluates checkpoints with the options of a command, and compares them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--path", "--gen-subset"):  # the default is the test set
         parser.add_argument(option)
     words = parser.parse_known_args(options.fairseq_arguments() or ["DATA"])[1]
     words += ["--arch", options.arch] if options.arch else []
     words += ["--trust"] if options.trust else []
-    return shlex.join(["headgates", "evaluate", *words, "--path", f"{checkpoint}:{output}"])
+    return shlex.join(["headgates", "evaluate", *words, "--path", ":".join(checkpoints)])
 
 
 def deliver(options: Options, answer: Answer) -> None:

@@ -62,7 +62,7 @@ def test_the_command_that_comes_next_has_the_options_of_this_one():
     words = ["my data", "--path=a.pt", "--beam", "4", "--gen-subset", "valid", "--cpu"]
     options = Data(rest=words, arch="transformer", trust=True)
     begin = "headgates evaluate 'my data' --beam 4 --cpu"
-    assert then_evaluate(options, "b.pt", "a.pt") == f"{begin} --arch transformer --trust --path a.pt:b.pt"
+    assert then_evaluate(options, "a.pt", "b.pt") == f"{begin} --arch transformer --trust --path a.pt:b.pt"
 
 
 def test_without_arguments_the_help_is_printed(run):

@@ -142,7 +142,7 @@ class Compress(FirstSentences, Precision, Output):
             text=f"{drawing.text(content)}\n\n{signature}",
             json=to_json(content),
             figure=lambda: drawing.plot(content),
-            next_command=then_evaluate(self, self.out, path) if self.out else "",
+            next_command=then_evaluate(self, path, self.out) if self.out else "",
             missed=self._missed(content),
         )
 

@@ -110,7 +110,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         return Answer(
             text="\n".join([table, "", *removal_notes(plan, self.stock)]),
             json=to_json(plan),
-            next_command="" if self.dry_run or not removed else then_evaluate(self, self.output, self.checkpoint),
+            next_command="" if self.dry_run or not removed else then_evaluate(self, self.checkpoint, self.output),
         )
 
     def _refitted(self, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:

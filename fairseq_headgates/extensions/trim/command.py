@@ -1,0 +1,107 @@
+"""`headgates trim`: keep only the symbols of a vocabulary that a data set needs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairseq_headgates.cli.command import Answer, command, option
+from fairseq_headgates.cli.options import CHOOSING, FirstSentences
+from fairseq_headgates.cli.output import then_evaluate
+from fairseq_headgates.cli.parser import counted, filled
+from fairseq_headgates.drawing.tables import text_table
+from fairseq_headgates.files.writing import log_written, part_of, refuse_standard_output
+
+if TYPE_CHECKING:
+    from fairseq_headgates.data.corpus import Corpus
+    from fairseq_headgates.extensions.trim.writing import Trimmed
+
+MODEL = "model.pt"  # the checkpoint in the new folder
+BYTES = 4  # of a parameter
+
+
+@command(
+    "trim",
+    "headgates trim data-bin --path baseline/checkpoint_best.pt --keep train,valid --out trimmed",
+    "headgates trim data-bin --path baseline/checkpoint_best.pt --size 40 --out trimmed-40",
+)
+class Trim(FirstSentences):
+    """Keep only the symbols of a vocabulary that a data set needs.
+
+    Remove the rows of embeddings and output layer whose symbols do not occur in the data: most of a multilingual model
+    (NLLB, M2M-100, mBART) is such rows. Write a folder with the checkpoint (model.pt), the dictionaries, and the data
+    of DATA with the new numbers of the symbols. Special symbols, tokens of languages and single characters are always
+    kept. --gen-subset (default: valid) measures what the removed symbols were worth.
+    """
+
+    subset = CHOOSING
+
+    keep: str = option(
+        metavar="S[,S...]",
+        type=filled,
+        default="train,valid",
+        help="subsets of DATA whose symbols are kept, in all languages of DATA (default: %(default)s)",
+    )
+    size: int | None = option(
+        metavar="N",
+        type=counted,
+        help="keep at most N symbols of each dictionary, those that are most frequent in --keep (default: all of them)",
+    )
+    sentences: int = option(
+        metavar="N",
+        type=counted,
+        default=200,
+        help="measure with the first N sentences of --gen-subset (default: %(default)s)",
+    )
+    out: str = option(metavar="DIR", type=filled, required=True, help="the folder to write")
+
+    def check(self) -> None:
+        """Raise ValueError for a folder that exists."""
+        refuse_standard_output(self.out)
+        if os.path.lexists(self.out):
+            raise ValueError(f"{self.out} exists: choose another name")
+
+    def run(self, session: Any) -> Answer:
+        """Choose the symbols, write the folder, and compare both models."""
+        from fairseq_headgates.extensions.trim.writing import trim
+
+        if session.fairseq.distributed_world_size > 1:
+            raise ValueError("a vocabulary is trimmed by one worker: start one")
+        state, model, _ = session.checkpoint(session.only_path())
+        corpus = session.corpus(model)
+        target = Path(self.out)
+        try:
+            with part_of(target, folder=True) as part:
+                found = trim(session, state, model, corpus, part, self.keep.split(","), self.size)
+                part.rename(target)
+        except OSError as error:
+            raise ValueError(f"cannot write {target} ({error.strerror}): choose another place") from None
+        log_written(target)
+        fixed = getattr(session.fairseq, "fixed_dictionary", None)
+        self.rest = [str(target / Path(fixed).name) if fixed and word == fixed else word for word in self.rest]
+        self.rest[0] = self.out  # what comes next reads the new folder
+        return Answer(text=_text(found, corpus), next_command=then_evaluate(self, str(target / MODEL)))
+
+
+def _text(found: Trimmed, corpus: Corpus) -> str:
+    """Return the table of both models, and what was removed."""
+    names = ["symbols"] if len(found.symbols) == 1 else ["symbols of the source", "symbols of the target"]
+    rows = [
+        *([name, f"{old:,}", f"{new:,}"] for name, (old, new) in zip(names, found.symbols.values(), strict=True)),
+        ["parameters", *(f"{number:,}" for number in found.parameters)],
+        ["MB", *(f"{number * BYTES / 1e6:,.1f}" for number in found.parameters)],
+    ]
+    lines = [text_table(["", "before", "after"], rows), ""]
+    lines += [
+        f"tokens of {subset} that become <unk>: {lost:,} of {number:,}"
+        for subset, (lost, number) in sorted(found.unknown.items())
+    ]
+    measured = f"{corpus.sentences} sentences of {corpus.subset}"
+    if found.probability is not None:
+        lines.append(f"mean probability of the removed symbols, {measured}: {found.probability:.2g}")
+    if found.changed is not None:
+        lines.append(f"translations that differ, {measured}: {found.changed}")
+    if found.pieces:
+        lines.append("to encode new text: spm_encode --vocabulary FILE.pieces --model as before")
+    return "\n".join(lines)
