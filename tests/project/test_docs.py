@@ -51,7 +51,7 @@ ELIDED = {"fairseq-generate": "--gen-subset test --max-tokens 500 --num-workers 
 FOLDERS = (
     "bart small-ct2 gated scratch more gated-again ctranslate2-int8 lm-ctranslate2 lm-gated lm-all lm-all-gated".split()
 )
-FOLDERS += ["classifier-gated"]
+FOLDERS += ["classifier-gated", "trimmed", "trimmed-ct2"]
 REFERENCE = ROOT / "docs" / "reference"
 PLUGIN = ("--user-dir", Path(fairseq_headgates.__file__).parent)  # so that a command runs in this process
 

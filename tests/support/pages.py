@@ -48,6 +48,7 @@ LIKE_GENERATE = (
     "functions",
     "explain",
     "attention",
+    "trim",
 )  # these commands take the options of fairseq-generate
 
 
