@@ -145,7 +145,7 @@ class Compressor:
 
     def _measures_of(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            measures = {"loss": mean_loss(model, self.measured)}
+            measures = {"loss": mean_loss(model, self.measured, self.progress("loss"))}
         if self.metric:
             measures[self.metric.name] = self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
         return measures
@@ -257,7 +257,7 @@ class Compressor:
 
     def _held_out_loss(self, model: nn.Module) -> float:
         with evaluating(model):
-            return mean_loss(model, self.held_out)
+            return mean_loss(model, self.held_out, self.progress("held-out loss"))
 
     def _plan_of_speed(self, speedup: float | None, kinds: tuple[str, ...]) -> Plan:
         assert self.work and speedup

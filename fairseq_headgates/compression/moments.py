@@ -79,9 +79,9 @@ def moments(
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(partial(_see, seen, name)).remove)
         for sample in progress(corpus.batches):
-            targets = corpus.objective.drawn(model, sample) if sampled else sample
             seen.clear()
-            slopes = gradients(corpus.losses(model, targets), [inserted for _, inserted in seen.values()])
+            losses = corpus.losses(model, sample, sampled)
+            slopes = gradients(losses, [inserted for _, inserted in seen.values()])
             for (name, (inputs, _)), slope in zip(seen.items(), slopes, strict=True):
                 real = corpus.positions(sample, types[name], inputs)
                 rows, slope = inputs[real].double(), slope[real].double()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,9 +84,12 @@ class Corpus:
         """What the task predicts."""
         return objective_of(self.task)
 
-    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
-        """Return the loss of every number of the target, in bits, 0 for those that do not count: [B, T]."""
-        losses = self.objective.losses(model, sample)
+    def losses(self, model: nn.Module, sample: Sample, sampled: bool = False) -> Tensor:
+        """Return the loss of every number of the target, in bits, 0 for those that do not count: [B, T].
+
+        With `sampled`, targets are drawn from the model's own distribution.
+        """
+        losses = self.objective.losses(model, sample, sampled)
         return losses if self.part is None else losses.masked_fill(~self._in_part(sample)[:, None], 0.0)
 
     def counted(self, sample: Sample) -> Tensor:
@@ -102,7 +105,15 @@ class Corpus:
         """Return the corpus without its last sentences, of all workers, and these: a share of all, at least one."""
         numbers = self.numbers()
         first = numbers[-max(1, round(share * len(numbers)))]
-        return replace(self, part=range(first)), replace(self, part=range(first, sys.maxsize))
+        return self._only(range(first)), self._only(range(first, sys.maxsize))
+
+    def _only(self, part: range) -> Corpus:
+        """Return the corpus of some sentences. Batches keep the others if a model remembers them."""
+        corpus = replace(self, part=part)
+        if getattr(self.task, "consecutive", False):
+            return corpus
+        rows = [(sample, corpus._in_part(sample)) for sample in self.batches]
+        return replace(corpus, batches=[_rows(sample, chosen) for sample, chosen in rows if chosen.any()])
 
     @cached_property
     def no_words(self) -> dict[str, list[int]]:
@@ -139,6 +150,13 @@ class Corpus:
     def eos(self) -> int:
         """Index of end of sentence in the target dictionary."""
         return self.task.target_dictionary.eos()
+
+
+def _rows(batch: Any, chosen: Tensor) -> Any:
+    """Return the rows of a batch that are `chosen` [B], of its tensors [B, ...] in dictionaries."""
+    if isinstance(batch, Mapping):
+        return {name: _rows(value, chosen) for name, value in batch.items()}
+    return batch[chosen] if torch.is_tensor(batch) and batch.shape[:1] == chosen.shape else batch
 
 
 def files_of(task: Any, folder: str, subset: str) -> list[Path]:

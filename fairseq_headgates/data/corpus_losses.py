@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -12,10 +13,10 @@ from fairseq_headgates.data.workers import all_reduce
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, corpus: Corpus) -> float:
+def mean_loss(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> float:
     """Return the loss of a corpus in bits per target token, or per sentence of a classifier."""
     sums = torch.zeros(2, dtype=torch.double)
-    for sample in corpus.batches:
+    for sample in progress(corpus.batches):
         losses = corpus.losses(model, sample)
         sums += torch.stack([losses.double().sum(), corpus.counted(sample).sum().double()]).cpu()
     return finite(*all_reduce(sums).tolist())

@@ -18,10 +18,13 @@ LN2 = math.log(2)
 LOGITS = {"cpu": 2**20, "cuda": 2**26}  # so many are computed at a time
 
 
-def token_losses(model: Any, sample: Sample, counted: Tensor) -> Tensor:
-    """Return -log2 p of the target tokens that are `counted`, as fairseq logs `nll_loss`, 0 for the others: [B, T]."""
-    decoder, words = model.decoder, sample["target"][counted]
-    features = outputs(model, sample)[counted]
+def token_losses(model: Any, sample: Sample, counted: Tensor, sampled: bool = False) -> Tensor:
+    """Return -log2 p of the target tokens that are `counted`, as fairseq logs `nll_loss`, 0 for the others: [B, T].
+
+    With `sampled`, they are those of tokens that are drawn from the distribution of the model.
+    """
+    decoder, features = model.decoder, outputs(model, sample)[counted]
+    words = drawn_tokens(model, features, uniforms(sample, counted)) if sampled else sample["target"][counted]
     adaptive = getattr(decoder, "adaptive_softmax", None)
     if adaptive is not None:  # the output layer of such a decoder returns the features
         found = _adaptive_cross_entropies(adaptive, features, words) / LN2
@@ -68,16 +71,23 @@ def _adaptive_cross_entropies(adaptive: Any, features: Tensor, words: Tensor) ->
     return found
 
 
-def drawn_tokens(model: Any, sample: Sample, counted: Tensor) -> Tensor:
-    """Return a token for each that is `counted` [B, T], drawn from the distribution of the model: [N]."""
-    decoder, features = model.decoder, outputs(model, sample)[counted]
+@torch.no_grad()
+def drawn_tokens(model: Any, features: Tensor, uniform: Tensor) -> Tensor:
+    """Return tokens drawn from the distribution of a model: [N].
+
+    Args:
+        model: the model
+        features: what `outputs` returns for the tokens: [N, E]
+        uniform: numbers from 0 to 1: [N]
+    """
+    decoder = model.decoder
     adaptive = getattr(decoder, "adaptive_softmax", None)
     if adaptive is None and not takes_features_only(model):
-        return draw(features, uniforms(sample, counted))
+        return draw(features, uniform)
     layer = decoder.output_layer if adaptive is None else lambda x: adaptive.get_log_prob(x[None], None)[0]
     rows = max(1, LOGITS[features.device.type] // len(layer(features[:1])[0]))
-    parts = zip(features.split(rows), uniforms(sample, counted).split(rows), strict=True)
-    return torch.cat([draw(layer(x), uniform) for x, uniform in parts])
+    parts = zip(features.split(rows), uniform.split(rows), strict=True)
+    return torch.cat([draw(layer(x), numbers) for x, numbers in parts])
 
 
 def uniforms(sample: Sample, counted: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor, nn
 
-from fairseq_headgates.data.losses import LN2, Sample, at_least_single, draw, drawn_tokens, token_losses, uniforms
+from fairseq_headgates.data.losses import LN2, Sample, at_least_single, draw, token_losses, uniforms
 from fairseq_headgates.messages import quoted
 
 BLOCK = ("tokens_per_sample", "sample_break_mode", "stream_blocks")  # how a text is cut
@@ -83,16 +83,12 @@ class Objective:
         """Return which targets count: [B, T]."""
         return sample["target"].ne(self.task.target_dictionary.pad())
 
-    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
-        """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
-        return token_losses(model, sample, self.counted(sample))
+    def losses(self, model: nn.Module, sample: Sample, sampled: bool = False) -> Tensor:
+        """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T].
 
-    @torch.no_grad()
-    def drawn(self, model: nn.Module, sample: Sample) -> Sample:
-        """Return the batch with targets drawn from the model's own distribution instead of those that count."""
-        counted = self.counted(sample)
-        drawn = drawn_tokens(model, sample, counted)
-        return {**sample, "target": sample["target"].masked_scatter(counted, drawn)}
+        With `sampled`, targets are drawn from the model's own distribution.
+        """
+        return token_losses(model, sample, self.counted(sample), sampled)
 
 
 class NextToken(Objective):
@@ -134,19 +130,16 @@ class FromLogits(Objective):
         """Return the logits of the targets that count: [N, C]."""
         raise NotImplementedError
 
-    def losses(self, model: nn.Module, sample: Sample) -> Tensor:
-        """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T]."""
+    def losses(self, model: nn.Module, sample: Sample, sampled: bool = False) -> Tensor:
+        """Return -log2 p of every target, in bits, 0 for those that do not count: [B, T].
+
+        With `sampled`, targets are drawn from the model's own distribution.
+        """
         counted = self.counted(sample)
         logits, targets = at_least_single(self.logits(model, sample)), sample["target"].view_as(counted)[counted]
+        targets = draw(logits.detach(), uniforms(sample, counted)) if sampled else targets
         found = F.cross_entropy(logits, targets, reduction="none") / LN2
         return found.new_zeros(counted.shape).masked_scatter(counted, found)
-
-    @torch.no_grad()
-    def drawn(self, model: nn.Module, sample: Sample) -> Sample:
-        """Return the batch with targets drawn from the model's own distribution instead of those that count."""
-        counted, target = self.counted(sample), sample["target"]
-        drawn = draw(self.logits(model, sample), uniforms(sample, counted))
-        return {**sample, "target": target.masked_scatter(counted.view_as(target), drawn)}
 
 
 class MaskedTokens(FromLogits):

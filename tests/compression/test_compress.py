@@ -106,6 +106,15 @@ def test_sentences_that_are_held_out_do_not_count():
             torch.testing.assert_close(found[name].gradients, of_layer.gradients, atol=1e-10, rtol=1e-10)
 
 
+def test_batches_have_the_sentences_of_their_part_alone():
+    """Also in dictionaries within them; a batch without any is left out."""
+    batches = [{**sample(PAIRS[i : i + 10]), "id": torch.arange(i, i + 10)} for i in (0, 10)]
+    fit, held_out = Corpus(TASK, batches).held_out(0.1)
+    assert [batch["id"].tolist() for batch in fit.batches] == [[*range(10)], [*range(10, 18)]]
+    (batch,) = held_out.batches
+    assert torch.equal(batch["net_input"]["src_tokens"], batches[1]["net_input"]["src_tokens"][8:])
+
+
 def sure_batch(model, number, seed):
     """A batch whose targets are those that the model predicts with a probability above 0.999."""
     batch = sample(many_sentences(number, seed))

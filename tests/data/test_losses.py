@@ -6,10 +6,9 @@ import pytest
 import torch
 from support.any_model import SPOKEN, TEXT, build
 from support.models import PAD
-from support.sentences import PAIRS, TASK, make_model, sample
+from support.sentences import PAIRS, make_model, sample
 
-from fairseq_headgates.data.losses import draw, token_losses
-from fairseq_headgates.data.objectives import Objective
+from fairseq_headgates.data.losses import draw, drawn_tokens, outputs, token_losses, uniforms
 
 CUTOFF = {"adaptive_softmax_cutoff": "8,16"}
 
@@ -47,14 +46,24 @@ def test_drawn_numbers_have_the_probabilities():
 @pytest.mark.parametrize("options", [{}, {"adaptive_softmax_cutoff": [10, 25]}])
 def test_a_sentence_draws_the_same_targets_in_every_batch(options):
     """Alone, and in two batches with others, whose padding differs; other sentences draw others."""
-    model, objective = make_model(**options), Objective(TASK)
+    model = make_model(**options)
+
+    def drawn(batch):
+        counted = batch["target"] != PAD
+        tokens = drawn_tokens(model, outputs(model, batch)[counted], uniforms(batch, counted))
+        # the losses are those of these tokens
+        found = token_losses(model, batch, counted, sampled=True)
+        targets = batch["target"].masked_scatter(counted, tokens)
+        torch.testing.assert_close(found, token_losses(model, {**batch, "target": targets}, counted))
+        return targets
+
     numbers = [[*range(0, 40, 2)], [*range(1, 40, 2)]]
     batches = [{**sample([PAIRS[i] for i in of_batch]), "id": torch.tensor(of_batch)} for of_batch in numbers]
     together = {}
     for batch in batches:
-        rows = zip(batch["id"].tolist(), objective.drawn(model, batch)["target"], batch["target"] != PAD, strict=True)
-        together |= {number: drawn[counted].tolist() for number, drawn, counted in rows}
+        rows = zip(batch["id"].tolist(), drawn(batch), batch["target"] != PAD, strict=True)
+        together |= {number: targets[counted].tolist() for number, targets, counted in rows}
     for number, pair in enumerate(PAIRS):
-        one = objective.drawn(model, {**sample([pair]), "id": torch.tensor([number])})
-        assert together[number] == one["target"][0].tolist()
+        one = drawn({**sample([pair]), "id": torch.tensor([number])})
+        assert together[number] == one[0].tolist()
     assert len({tuple(tokens) for tokens in together.values()}) > 30
