@@ -122,6 +122,20 @@ def check_results(out, heads):
     return found
 
 
+def test_uneven_sides_are_refused_before_they_are_tokenised(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.en").write_text("one\ntwo\nthree")  # the last line has no end
+    with gzip.open(tmp_path / "raw" / "train.ru.gz", "wt") as packed:
+        packed.write("one\ntwo\n")
+    target = "out/text/train.tok.en"
+    printed = snakemake(tmp_path, "translation", TRANSLATION, target, code=1)
+    assert "raw/train.en raw/train.ru.gz have 3 2 lines: the sides must be aligned" in printed
+    assert not (tmp_path / target).exists()
+    (tmp_path / "raw" / "train.en").write_text("one\ntwo")
+    snakemake(tmp_path, "translation", TRANSLATION, target)
+    assert (tmp_path / target).read_text() == "one\ntwo"
+
+
 @pytest.mark.rehearsal
 def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel, forked):
     raw = tmp_path / "raw"

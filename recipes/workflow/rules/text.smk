@@ -6,9 +6,11 @@ LONGEST = {side: config["model"].get(f"max-{side}-positions", 1024) for side in 
 JOINT = config["joint_bpe"]
 
 
+# Lines are counted first: a large text takes long to tokenise.
 rule tokenize:
     input:
         lambda wildcards: plain_or_gz(f"{RAW}/{wildcards.split}.{wildcards.language}"),
+        sides=lambda wildcards: [plain_or_gz(f"{RAW}/{wildcards.split}.{language}") for language in LANGUAGES],
     output:
         f"{OUT}/text/{{split}}.tok.{{language}}",
     params:
@@ -18,7 +20,10 @@ rule tokenize:
         lowercase=f"| python3 {SCRIPTS}/lines.py lowercase" if config["lowercase"] else "",
     threads: workflow.cores
     shell:
-        READ + " | {params.tokenize} {params.lowercase} > {output}"
+        "lines=$(for side in {input.sides}; do gzip -cdf $side | awk 'END {{ print NR }}'; done);"
+        " [ $(echo \"$lines\" | uniq | wc -l) = 1 ] ||"
+        " {{ echo {input.sides} have $lines lines: the sides must be aligned >&2; exit 1; }};"
+        f" {READ}" + " | {params.tokenize} {params.lowercase} > {output}"
 
 
 # The reference has the case of the raw text; tokenised text is detokenised.
