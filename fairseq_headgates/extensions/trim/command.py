@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fairseq_headgates.data.corpus import Corpus
     from fairseq_headgates.extensions.trim.writing import Trimmed
 
-MODEL = "model.pt"  # the checkpoint in the new folder
 BYTES = 4  # of a parameter
 
 
@@ -64,7 +63,7 @@ class Trim(FirstSentences):
 
     def run(self, session: Any) -> Answer:
         """Choose the symbols, write the folder, and compare both models."""
-        from fairseq_headgates.extensions.trim.writing import trim
+        from fairseq_headgates.extensions.trim.writing import MODEL, trim
 
         if session.fairseq.distributed_world_size > 1:
             raise ValueError("a vocabulary is trimmed by one worker: start one")
