@@ -19,7 +19,7 @@ CHOOSING = "valid"  # the subset that heads are chosen on by default: results ar
 DATA_EPILOG = (
     "DATA is a folder written by fairseq-preprocess (classifiers: the folder that has input0 and label). --path CKPT "
     "is a fairseq checkpoint and required; evaluate, curve and functions take several, A:B. The options of "
-    "fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; score and compress: "
+    "fairseq-generate set data, batches, workers and beam search: --gen-subset (default: test; score, compress, trim: "
     f"{CHOOSING}), --max-tokens (default: 4000), --cpu, --fp16, --beam, --lenpen, --post-process, --tokenizer, "
     "--scoring sacrebleu, ... (fairseq-generate --help)."
 )

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fairseq_headgates.data.corpus import Corpus
     from fairseq_headgates.extensions.trim.writing import Trimmed
 
-BYTES = 4  # of a parameter
-
 
 @command(
     "trim",
@@ -28,10 +26,10 @@ BYTES = 4  # of a parameter
 class Trim(FirstSentences):
     """Keep only the symbols of a vocabulary that a data set needs.
 
-    Remove the rows of embeddings and output layer whose symbols do not occur in the data: most of a multilingual model
-    (NLLB, M2M-100, mBART) is such rows. Write a folder with the checkpoint (model.pt), the dictionaries, and the data
-    of DATA with the new numbers of the symbols. Special symbols, tokens of languages and single characters are always
-    kept. --gen-subset (default: valid) measures what the removed symbols were worth.
+    Remove the rows of embeddings and output layer whose symbols do not occur in the data: a large part of the
+    parameters of a multilingual model (NLLB, M2M-100). Write a folder with the checkpoint (model.pt), the dictionaries,
+    and the binarised data with new token indices. Special symbols, tokens of languages and single characters are always
+    kept. --gen-subset (default: valid) is the subset on which both models are compared.
     """
 
     subset = CHOOSING
@@ -69,17 +67,18 @@ class Trim(FirstSentences):
             raise ValueError("a vocabulary is trimmed by one worker: start one")
         state, model, _ = session.checkpoint(session.only_path())
         corpus = session.corpus(model)
-        target = Path(self.out)
+        target, keep = Path(self.out), [name.strip() for name in self.keep.split(",")]
         try:
             with part_of(target, folder=True) as part:
-                found = trim(session, state, model, corpus, part, self.keep.split(","), self.size)
+                found = trim(session, state, model, corpus, part, keep, self.size)
                 part.rename(target)
         except OSError as error:
             raise ValueError(f"cannot write {target} ({error.strerror}): choose another place") from None
         log_written(target)
-        fixed = getattr(session.fairseq, "fixed_dictionary", None)
-        self.rest = [str(target / Path(fixed).name) if fixed and word == fixed else word for word in self.rest]
-        self.rest[0] = self.out  # what comes next reads the new folder
+        new = {session.fairseq.data: self.out}  # what comes next reads the new folder
+        if fixed := getattr(session.fairseq, "fixed_dictionary", None):
+            new |= {before + fixed: f"{before}{target / Path(fixed).name}" for before in ("", "--fixed-dictionary=")}
+        self.rest = [new.get(word, word) for word in self.rest]
         return Answer(text=_text(found, corpus), next_command=then_evaluate(self, str(target / MODEL)))
 
 
@@ -87,9 +86,9 @@ def _text(found: Trimmed, corpus: Corpus) -> str:
     """Return the table of both models, and what was removed."""
     names = ["symbols"] if len(found.symbols) == 1 else ["symbols of the source", "symbols of the target"]
     rows = [
-        *([name, f"{old:,}", f"{new:,}"] for name, (old, new) in zip(names, found.symbols.values(), strict=True)),
+        *([name, f"{old:,}", f"{new:,}"] for name, (old, new) in zip(names, found.symbols, strict=True)),
         ["parameters", *(f"{number:,}" for number in found.parameters)],
-        ["MB", *(f"{number * BYTES / 1e6:,.1f}" for number in found.parameters)],
+        ["MB", *(f"{number / 1e6:,.1f}" for number in found.bytes)],
     ]
     lines = [text_table(["", "before", "after"], rows), ""]
     lines += [

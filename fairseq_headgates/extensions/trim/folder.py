@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,11 @@ from torch import Tensor
 
 from fairseq_headgates.files import read_text
 
-CHUNK = 2**22  # tokens that are counted at a time
+# The name of a text without ending: that of the subset, then the languages of the pair and that of the text.
+TEXT = re.compile(r"([^.]+)(?:\.(.+)-(.+)\.(\2|\3))?")
+NO_TEXT = re.compile(r"[^.]+\.align\..*")  # word alignments
+
+Progress = Callable[[Iterable], Iterable]
 
 
 def dictionary_files(folder: Path) -> dict[str, Path]:
@@ -20,42 +25,42 @@ def dictionary_files(folder: Path) -> dict[str, Path]:
     return {path.name[5:-4]: path for path in sorted(folder.glob("dict.*txt"))}
 
 
-def token_files(folder: Path, subset: str | None = None) -> Iterator[tuple[Path, str]]:
-    """Yield the binarised texts of a folder, of one subset or of all: the path without ending, and the language."""
-    languages = dictionary_files(folder)
+def texts(folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield the binarised texts of a folder: the path without ending, the subset, and the language, "" without one.
+
+    Raise ValueError for other binarised files, except word alignments.
+    """
     for index in sorted(folder.glob("*.idx")):
         prefix = index.with_suffix("")
-        of_text = [language for language in languages if language and prefix.name.endswith(f".{language}")]
-        language = max(of_text, key=len, default="")
-        monolingual = "" in languages and "." not in prefix.name
-        if (of_text or monolingual) and subset in (None, prefix.name.partition(".")[0]):
-            yield prefix, language
+        if found := TEXT.fullmatch(prefix.name):
+            yield prefix, found[1], found[4] or ""
+        elif not NO_TEXT.fullmatch(prefix.name):
+            raise ValueError(f"{index} is not a file of fairseq-preprocess: remove it from the folder")
+
+
+def is_of(subset: str, name: str) -> bool:
+    """Return whether a subset is read from the files of this name. fairseq reads train1, train2, ... with train."""
+    return subset == name or (subset == "train" and re.fullmatch(r"train\d+", name) is not None)
 
 
 def read(prefix: Path) -> Sequence[Tensor]:
     """Return the sentences of a binarised text. Raise ValueError if it cannot be read."""
-    data = data_utils.load_indexed_dataset(str(prefix), None, None)
+    lazy = "lazy" if indexed_dataset.infer_dataset_impl(str(prefix)) == "cached" else None  # reads what is asked for
+    data = data_utils.load_indexed_dataset(str(prefix), None, lazy)
     if data is None:
         raise ValueError(f"cannot read {prefix}.idx: run fairseq-preprocess again")
     return data
 
 
-def count(prefix: Path, symbols: int, progress: Callable[[Iterable], Iterable]) -> Tensor:
-    """Return how often each symbol occurs in a binarised text: [symbols]."""
-    counts, waiting, number = torch.zeros(symbols, dtype=torch.long), [], 0
+def count(prefix: Path, counts: Tensor, progress: Progress) -> None:
+    """Add to `counts` [V] how often each symbol occurs in a binarised text."""
     sentences = read(prefix)
     for i in progress(range(len(sentences))):
-        waiting.append(sentences[i])
-        number += len(waiting[-1])
-        if number > CHUNK or i == len(sentences) - 1:
-            counts += torch.cat(waiting).long().bincount(minlength=symbols)
-            waiting, number = [], 0
-    return counts
+        tokens = sentences[i].long()
+        counts.index_add_(0, tokens, torch.ones_like(tokens))
 
 
-def renumber(
-    prefix: Path, target: Path, numbers: Tensor, unknown: int, progress: Callable[[Iterable], Iterable]
-) -> tuple[int, int]:
+def renumber(prefix: Path, target: Path, numbers: Tensor, unknown: int, progress: Progress) -> tuple[int, int]:
     """Write a binarised text with `numbers[i]` for the symbol i, `unknown` for a removed one.
 
     Return how many tokens become unknown, and the number of all tokens.
@@ -72,36 +77,27 @@ def renumber(
     return lost, total
 
 
-def dictionary_lines(path: Path) -> list[str]:
-    """Return the lines of the file of a dictionary, one for each symbol after the special ones."""
-    return read_text(str(path), "the dictionary", "run fairseq-preprocess again").rstrip("\n").split("\n")
+def copy_alignments(folder: Path, target: Path) -> None:
+    """Copy the binarised files of a folder that are no texts: word alignments."""
+    for path in folder.glob("*.align.*"):
+        shutil.copy(path, target)
+
+
+def dictionary_lines(path: Path, dictionary: Dictionary) -> list[str]:
+    """Return the lines of the file of a dictionary, one for each symbol after the special ones.
+
+    Raise ValueError if they are not the symbols of `dictionary`, or the first of them.
+    """
+    lines = read_text(str(path), "the dictionary", "run fairseq-preprocess again").rstrip("\n").split("\n")
+    first = dictionary.nspecial
+    if list(map(symbol_of, lines)) != dictionary.symbols[first : first + len(lines)]:
+        raise ValueError(
+            f"the symbols of {path} are not those of the model: give a folder with the languages of the model alone, "
+            "and the options of the task as in training"
+        )
+    return lines
 
 
 def symbol_of(line: str) -> str:
     """Return the symbol of a line: that, a blank and a number, and perhaps a mark by which it replaces another."""
     return line.removesuffix(" #fairseq:overwrite").rsplit(" ", 1)[0]
-
-
-def write_dictionary(path: Path, target: Path, dictionary: Dictionary, kept: Tensor) -> None:
-    """Write a file of a dictionary without the lines of removed symbols.
-
-    Raise ValueError if it does not have the symbols of `dictionary`, or the first of them.
-    """
-    lines, special = dictionary_lines(path), dictionary.nspecial
-    if list(map(symbol_of, lines)) != dictionary.symbols[special : special + len(lines)]:
-        raise ValueError(f"{path} does not begin with the symbols of the task: check --langs and --fixed-dictionary")
-    left = [lines[number - special] for number in kept.tolist() if special <= number < special + len(lines)]
-    target.write_text("".join(f"{line}\n" for line in left), encoding="utf-8")
-
-
-def write_pieces(path: Path, target: Path) -> None:
-    """Write the symbols of a dictionary as `spm_encode --vocabulary` reads them: with a tab before their number."""
-    target.write_text("".join(f"{symbol_of(line)}\t1\n" for line in dictionary_lines(path)), encoding="utf-8")
-
-
-def copy_others(folder: Path, target: Path) -> None:
-    """Copy what is no text of the binarised files of a folder, such as word alignments."""
-    texts = {prefix.name for prefix, _ in token_files(folder)}
-    for path in folder.glob("*.*"):
-        if path.suffix in (".bin", ".idx") and path.with_suffix("").name not in texts:
-            shutil.copy(path, target)

@@ -29,6 +29,7 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")  # by which SentencePiece writes characters
 SPLIT = re.compile(
     r"adaptive_softmax\.|embed_tokens\.(embeddings\.|symbol_embeddings)"
 )  # vocabularies in parts, or of characters
+GPT2_BYTES = 256  # the first symbols of the BPE of GPT-2, whose symbols are numbers
 AVERAGES = ("ema", "ema_fp32_params")  # moving averages of the weights, in the extra state
 
 
@@ -44,6 +45,7 @@ def always_kept(dictionary: Dictionary, no_words: Iterable[int], stored: int) ->
         stored: number of symbols of the file of the dictionary, special symbols included
     """
     mark = MARKS.get(subwords_of(dictionary.symbols))
+    of_gpt2 = sum(map(str.isdecimal, dictionary.symbols)) > len(dictionary) / 2
     kept = torch.zeros(len(dictionary), dtype=torch.bool)
     kept[list(no_words)] = True
     kept[: dictionary.nspecial] = True
@@ -51,7 +53,8 @@ def always_kept(dictionary: Dictionary, no_words: Iterable[int], stored: int) ->
         text = symbol
         if mark and mark.on(symbol):
             text = symbol.removeprefix(mark.text) if mark.first else symbol.removesuffix(mark.text)
-        if len(text) == 1 or BYTE.fullmatch(text):
+        is_byte = symbol.isdecimal() and int(symbol) < GPT2_BYTES if of_gpt2 else BYTE.fullmatch(text)
+        if is_byte or (len(text) == 1 and not of_gpt2):
             kept[number] = True
         elif FILLER.fullmatch(symbol):
             kept[number] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,18 @@ class Trimmed:
     """What a trimmed model lost.
 
     Attributes:
-        symbols: those of each dictionary before and after, by its stack ("encoder", "decoder")
+        symbols: those of each dictionary before and after: of the source and of the target, or of both
         parameters: of the model, before and after
+        bytes: of its weights, before and after
         unknown: tokens that become <unk>, and all tokens, by subset
         probability: mean probability of removed symbols, None for classifiers
         changed: number of translations that differ, None where nothing is translated
         pieces: whether the subwords are those of SentencePiece
     """
 
-    symbols: Mapping[str, tuple[int, int]]
+    symbols: Sequence[tuple[int, int]]
     parameters: tuple[int, int]
+    bytes: tuple[int, int]
     unknown: Mapping[str, tuple[int, int]]
     probability: float | None
     changed: int | None
@@ -56,44 +58,61 @@ class Vocabularies:
         corpus: a part of its data
 
     Attributes:
-        dictionaries: by the stack that embeds their symbols; equal dictionaries are one
+        dictionaries: by the stack that embeds their symbols
+        same: whether they are equal
         folders: the folders of texts
+        files: the files of dictionaries: path, folder of the new one within the new folder, stack, lines
+
+    Raises:
+        ValueError: for data that are not one folder with the dictionaries of the model
     """
 
     def __init__(self, session: Session, corpus: Corpus):
-        self.args, self.task = session.fairseq, session.task
-        self.progress = session.progress
+        self.args, self.task, self.progress = session.fairseq, session.task, session.progress
+        roots = [Path(path) for path in utils.split_paths(self.args.data)]
+        if len(roots) > 1 or any(getattr(self.args, name, None) for name in ("source_dict", "target_dict")):
+            raise ValueError(
+                "a vocabulary is trimmed with one folder of data and its dictionaries: leave out other folders, "
+                "--source-dict and --target-dict"
+            )
+        self.root = roots[0]
         self.dictionaries = corpus.objective.dictionaries()
-        first, *others = self.dictionaries
-        self.same = not others or self.dictionaries[first].symbols == self.dictionaries[others[0]].symbols
-        root = Path(utils.split_paths(self.args.data)[0])
-        self.folders = [each for each in corpus.objective.folders(str(root)) if each != root / "label"]
-        self.root = root
+        first, *others = self.dictionaries.values()
+        self.same = all(first.symbols == other.symbols for other in others)
+        self.folders = [each for each in corpus.objective.folders(str(self.root)) if each != self.root / "label"]
+        files = [
+            (path, each.relative_to(self.root), self.stack(language))
+            for each in self.folders
+            for language, path in folder.dictionary_files(each).items()
+        ]
+        if fixed := getattr(self.args, "fixed_dictionary", None):
+            files.append((Path(fixed), Path(), next(iter(self.dictionaries))))
+        self.files = [
+            (path, place, stack, folder.dictionary_lines(path, self.dictionaries[stack]))
+            for path, place, stack in files
+        ]
+        self.pieces = subwords_of(first.symbols) == "sentencepiece"
 
     def stack(self, language: str) -> str:
         """Return the stack whose dictionary a text of a language has."""
         target = not self.same and language == self.args.target_lang
         return list(self.dictionaries)[-1 if target else 0]
 
-    def kept(self, subsets: list[str], size: int | None) -> dict[str, Tensor]:
+    def kept(self, subsets: Collection[str], size: int | None) -> dict[str, Tensor]:
         """Return the numbers of the symbols that each stack keeps. Raise ValueError for a subset without texts."""
         counts = {stack: torch.zeros(len(each), dtype=torch.long) for stack, each in self.dictionaries.items()}
+        texts = [text for each in self.folders for text in folder.texts(each)]
         for subset in subsets:
-            texts = [text for each in self.folders for text in folder.token_files(each, subset)]
-            if not texts:
+            if not any(folder.is_of(subset, name) for _, name, _ in texts):
                 raise ValueError(f"there is no subset {subset!r} in {self.root}: name others with --keep")
-            for prefix, language in texts:
-                stack = self.stack(language)
-                counts[stack] += folder.count(prefix, len(counts[stack]), self.progress(f"count {prefix.name}"))
+        for prefix, name, language in texts:
+            if any(folder.is_of(subset, name) for subset in subsets):
+                folder.count(prefix, counts[self.stack(language)], self.progress(f"count {prefix.name}"))
         found: dict[str, Tensor] = {}
         for stack, dictionary in self.dictionaries.items():
-            if found and self.same:
-                found[stack] = next(iter(found.values()))
-                continue
-            stored = max(len(folder.dictionary_lines(path)) for path in self._files(stack)) + dictionary.nspecial
-            side = "target" if stack == "decoder" else "source"
-            always = always_kept(dictionary, no_words(self.task, side), stored)
-            found[stack] = chosen(counts[stack], always, size)
+            stored = dictionary.nspecial + max(len(lines) for *_, of, lines in self.files if self.same or of == stack)
+            always = always_kept(dictionary, no_words(self.task, "target" if stack == "decoder" else "source"), stored)
+            found[stack] = next(iter(found.values())) if self.same and found else chosen(counts[stack], always, size)
         return found
 
     def write(self, kept: Mapping[str, Tensor], target: Path) -> tuple[Namespace, dict[str, tuple[int, int]]]:
@@ -102,10 +121,8 @@ class Vocabularies:
         for each in self.folders:
             place = target / each.relative_to(self.root)
             place.mkdir(exist_ok=True)
-            for language, path in folder.dictionary_files(each).items():
-                self._write_dictionary(path, place, self.stack(language), kept)
-            for prefix, language in folder.token_files(each):
-                stack, subset = self.stack(language), prefix.name.partition(".")[0]
+            for prefix, subset, language in folder.texts(each):
+                stack = self.stack(language)
                 dictionary = self.dictionaries[stack]
                 numbers = torch.full((len(dictionary),), dictionary.unk())
                 numbers[kept[stack]] = torch.arange(len(kept[stack]))
@@ -113,31 +130,26 @@ class Vocabularies:
                 lost, number = folder.renumber(prefix, place / prefix.name, numbers, dictionary.unk(), progress)
                 before = unknown.get(subset, (0, 0))
                 unknown[subset] = (before[0] + lost, before[1] + number)
-            folder.copy_others(each, place)
+            folder.copy_alignments(each, place)
         if self.root not in self.folders:  # those of classifiers
             shutil.copytree(self.root / "label", target / "label")
+        for path, relative, stack, lines in self.files:
+            special = self.dictionaries[stack].nspecial
+            left = [lines[i - special] for i in kept[stack].tolist() if special <= i < special + len(lines)]
+            place = target / relative
+            (place / path.name).write_text("".join(f"{line}\n" for line in left), encoding="utf-8")
+            if self.pieces:  # as `spm_encode --vocabulary` reads them
+                pieces = "".join(f"{folder.symbol_of(line)}\t1\n" for line in left)
+                (place / f"{path.stem}.pieces").write_text(pieces, encoding="utf-8")
         args = copy.copy(self.args)
-        args.data = str(target)
-        if fixed := getattr(args, "fixed_dictionary", None):
-            self._write_dictionary(Path(fixed), target, next(iter(kept)), kept)
-            args.fixed_dictionary = str(target / Path(fixed).name)
+        args.data, args.dataset_impl = str(target), None
+        if getattr(args, "fixed_dictionary", None):
+            args.fixed_dictionary = str(target / Path(args.fixed_dictionary).name)
         return args, unknown
-
-    def _write_dictionary(self, path: Path, place: Path, stack: str, kept: Mapping[str, Tensor]) -> None:
-        folder.write_dictionary(path, place / path.name, self.dictionaries[stack], kept[stack])
-        if subwords_of(self.dictionaries[stack].symbols) == "sentencepiece":
-            folder.write_pieces(place / path.name, place / f"{path.stem}.pieces")
-
-    def _files(self, stack: str) -> list[Path]:
-        """Return the files of a dictionary."""
-        if fixed := getattr(self.args, "fixed_dictionary", None):
-            return [Path(fixed)]
-        files = (folder.dictionary_files(each).items() for each in self.folders)
-        return [path for each in files for language, path in each if self.stack(language) == stack]
 
 
 def trim(
-    session: Session, state: dict[str, Any], model: nn.Module, corpus: Corpus, target: Path, keep: list[str],
+    session: Session, state: dict[str, Any], model: nn.Module, corpus: Corpus, target: Path, keep: Collection[str],
     size: int | None
 ) -> Trimmed:  # fmt: skip
     """Write the trimmed checkpoint and the data to a folder, and compare the models on a corpus.
@@ -153,25 +165,31 @@ def trim(
     """
     vocabularies = Vocabularies(session, corpus)
     kept = vocabularies.kept(keep, size)
-    symbols = {stack: len(each) for stack, each in vocabularies.dictionaries.items()}
-    smaller_state = trim_checkpoint(state, kept, symbols)
+    before = {stack: len(each) for stack, each in vocabularies.dictionaries.items()}
+    smaller_state = trim_checkpoint(state, kept, before)
     smaller = build_model(smaller_state).to(next(model.parameters()).device)
     args, unknown = vocabularies.write(kept, target)
     torch.save(smaller_state, target / MODEL)
-    probability = removed_probability(model, corpus, list(kept.values())[-1])
     changed = None
     if "bleu" in corpus.objective.metrics:
         with_new = load_corpus(args, setup_task(args), smaller, session.options.sentences, corpus.subset)
         found = [_translations(each, data) for each, data in ((model, corpus), (smaller, with_new))]
-        changed = sum(before != after for before, after in zip(*found, strict=True))
+        changed = sum(old != new for old, new in zip(*found, strict=True))
     return Trimmed(
-        {stack: (symbols[stack], len(kept[stack])) for stack in list(kept)[: 1 if vocabularies.same else None]},
+        [(before[stack], len(kept[stack])) for stack in kept][: 1 if vocabularies.same else None],
         (number_of_parameters(model), number_of_parameters(smaller)),
+        (_bytes(state), _bytes(smaller_state)),
         unknown,
-        probability,
+        removed_probability(model, corpus, list(kept.values())[-1]),
         changed,
-        subwords_of(next(iter(vocabularies.dictionaries.values())).symbols) == "sentencepiece",
+        vocabularies.pieces,
     )
+
+
+def _bytes(state: Mapping[str, Any]) -> int:
+    """Return the size of the weights of a checkpoint, of shared ones once."""
+    weights = [each for each in state["model"].values() if torch.is_tensor(each)]
+    return sum({(each.data_ptr(), each.nbytes): each.nbytes for each in weights}.values())
 
 
 def _translations(model: nn.Module, corpus: Corpus) -> list[str]:

@@ -2,11 +2,13 @@
 
 import random
 import re
+import shutil
 from collections import Counter
 
 import pytest
 import torch
 from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import make_builder
 from support.checkpoints import read
 from support.classifiers import CLASSES
 from support.commands import EVALUATION
@@ -112,8 +114,10 @@ def test_a_dictionary_of_the_model_that_is_no_part_of_the_data(toy, train, run, 
     task += ["--decoder-langtok", "--lang-pairs", "src-tgt", "--fixed-dictionary"]
     train(tmp_path, *task, fixed, updates=1)
     pair, out = ["-s", "src", "-t", "tgt"], tmp_path / "out"
+    data = shutil.copytree(toy.data, tmp_path / "bin")
+    (data / "dict.tgt.txt").unlink()
     done = run(
-        *("headgates", "trim", toy.data, "--path", tmp_path / "checkpoint_last.pt", *task, fixed, *pair, *CPU),
+        *("headgates", "trim", data, "--path", tmp_path / "checkpoint_last.pt", *task, fixed, *pair, *CPU),
         *("--out", out),
     )
     assert re.search(r"^symbols +27 +22$", done.out, re.M)
@@ -121,6 +125,60 @@ def test_a_dictionary_of_the_model_that_is_no_part_of_the_data(toy, train, run, 
     assert f"--fixed-dictionary {out}/model_dict.txt" in done.err
     search = [*EVALUATION, *task, out / "model_dict.txt", *pair, "--path", out / "model.pt"]
     assert "H-9\t" in run("fairseq-generate", out, *search).out
+
+
+@pytest.fixture
+def copied(words, tmp_path):
+    """The folder of data, to be changed."""
+    return shutil.copytree(words / "bin", tmp_path / "bin")
+
+
+def test_fairseq_reads_train1_with_train(words, copied, run, tmp_path):
+    for side in ("en", "de"):
+        for ending in ("bin", "idx"):
+            (copied / f"test.en-de.{side}.{ending}").rename(copied / f"train1.en-de.{side}.{ending}")
+    out = tmp_path / "out"
+    done = run("headgates", "trim", "--path", words / "checkpoint_last.pt", *CPU, copied, "--out", out)
+    assert re.search("tokens of train1 that become <unk>: 0 of", done.out)
+    assert f"next: headgates evaluate --cpu --num-workers 0 {out} --path {out}/model.pt" in done.err
+
+
+def test_data_of_the_old_format(words, copied, run, tmp_path):
+    for side in ("en", "de"):
+        name, old = (
+            copied / f"train.en-de.{side}",
+            data_utils.load_indexed_dataset(str(words / "bin" / f"train.en-de.{side}"), None, None),
+        )
+        builder = make_builder(f"{name}.bin", "cached")
+        for tokens in old:
+            builder.add_item(tokens.int())
+        builder.finalize(f"{name}.idx")
+    run("headgates", "trim", copied, "--path", words / "checkpoint_last.pt", *CPU, "--out", tmp_path / "a")
+    run("headgates", "trim", words / "bin", "--path", words / "checkpoint_last.pt", *CPU, "--out", tmp_path / "b")
+    assert sentences(tmp_path / "a", "train", "de") == sentences(tmp_path / "b", "train", "de")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "dict.fr.txt").write_text("other 1\n"), "dict.fr.txt are not those of the model"),
+        (
+            lambda folder: (folder / "notes.of.mine.idx").touch(),
+            "notes.of.mine.idx is not a file of fairseq-preprocess",
+        ),
+    ],
+)
+def test_other_files_are_refused(words, copied, run, tmp_path, change, message):
+    change(copied)
+    command = ["headgates", "trim", copied, "--path", words / "checkpoint_last.pt", *CPU, "--out", tmp_path / "out"]
+    assert_one_line_error(run(*command, code=2), [message])
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_several_folders_are_refused(words, run, tmp_path):
+    data = f"{words / 'bin'}:{words / 'bin'}"
+    done = run("headgates", "trim", data, "--path", words / "checkpoint_last.pt", *CPU, "--out", tmp_path / "o", code=2)
+    assert_one_line_error(done, ["one folder"])
 
 
 def test_a_language_model(toy_text, train_lm, run, tmp_path):

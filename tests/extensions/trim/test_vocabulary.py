@@ -65,6 +65,8 @@ def dictionary(*symbols):
         ("a@@ bc@@ d ef x@@ yz@@", "a@@ d x@@"),
         ("▁a ▁ b ▁cd ef <0x0A>", "▁a ▁ b <0x0A>"),
         ("ab __en__ [en_XX] <mask>", "__en__ [en_XX] <mask>"),
+        ("7 255 256 1000 1001 1002 <mask>", "7 255 <mask>"),  # the BPE of GPT-2
+        ("7 ab 12", "7"),
     ],
 )
 def test_single_characters_and_languages_are_always_kept(symbols, kept):
