@@ -42,7 +42,7 @@ FAMILY = Family(
 )
 MODELS = models(config, FAMILY)
 # Masked language modelling (Liu et al. 2019), a sentence at a time.
-masked = {
+masked = LOGGED | {
     "task": "masked_lm",
     "criterion": "masked_lm",
     "arch": "roberta",

@@ -4,7 +4,7 @@ import re
 import sys
 
 sys.path.insert(0, os.path.dirname(str(workflow.current_basedir)))
-from plan import Family, Training, check, command_line, cuts, models, trainings, whole_length
+from plan import LOGGED, Family, Training, check, command_line, cuts, models, trainings, whole_length
 
 SPLITS = ["train", "valid", "test"]
 SCRIPTS = os.path.relpath(f"{workflow.current_basedir}/../../scripts")
