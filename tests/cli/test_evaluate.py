@@ -134,6 +134,7 @@ def test_gated_pruned_and_stock_checkpoints_have_equal_results(evaluated, toy, f
 
 
 @pytest.mark.rehearsal
+@pytest.mark.usefixtures("all_resamplings")  # as the second worker, which is another process
 def test_two_workers_evaluate_as_one(run, toy, checkpoints, tmp_path):
     outs = [tmp_path / f"{workers}.json" for workers in (1, 2)]
     for workers, out in enumerate(outs, 1):
