@@ -46,10 +46,15 @@ def takes_features_only(model: Any) -> bool:
     return isinstance(model, FairseqLanguageModel) or "features_only" in signature(model.forward).parameters
 
 
+def rows_at_a_time(features: Tensor, symbols: int) -> int:
+    """Return for how many features [N, E] the logits of so many symbols are computed at a time."""
+    return max(1, LOGITS[features.device.type] // symbols)
+
+
 def _cross_entropies(decoder: Any, features: Tensor, words: Tensor) -> Tensor:
     """Return -ln p of `words` [N] from the features [N, E] of the last decoder layer."""
     # Few logits at a time: many are slow to write to memory and to read again.
-    rows = max(1, LOGITS[features.device.type] // len(decoder.output_layer(features[:1])[0]))
+    rows = rows_at_a_time(features, len(decoder.output_layer(features[:1])[0]))
     parts = [
         F.cross_entropy(at_least_single(decoder.output_layer(x)), y, reduction="none")
         for x, y in zip(features.split(rows), words.split(rows), strict=True)
@@ -85,7 +90,7 @@ def drawn_tokens(model: Any, features: Tensor, uniform: Tensor) -> Tensor:
     if adaptive is None and not takes_features_only(model):
         return draw(features, uniform)
     layer = decoder.output_layer if adaptive is None else lambda x: adaptive.get_log_prob(x[None], None)[0]
-    rows = max(1, LOGITS[features.device.type] // len(layer(features[:1])[0]))
+    rows = rows_at_a_time(features, len(layer(features[:1])[0]))
     parts = zip(features.split(rows), uniform.split(rows), strict=True)
     return torch.cat([draw(layer(x), numbers) for x, numbers in parts])
 

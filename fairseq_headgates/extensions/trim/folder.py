@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,12 +12,11 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 from torch import Tensor
 
 from fairseq_headgates.files import read_text
+from fairseq_headgates.scores.options import Progress
 
 # The name of a text without ending: that of the subset, then the languages of the pair and that of the text.
 TEXT = re.compile(r"([^.]+)(?:\.(.+)-(.+)\.(\2|\3))?")
 NO_TEXT = re.compile(r"[^.]+\.align\..*")  # word alignments
-
-Progress = Callable[[Iterable], Iterable]
 
 
 def dictionary_files(folder: Path) -> dict[str, Path]:

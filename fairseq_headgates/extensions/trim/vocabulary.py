@@ -14,8 +14,8 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_headgates.data.corpus import Corpus
-from fairseq_headgates.data.losses import LOGITS, at_least_single, outputs, takes_features_only
-from fairseq_headgates.data.objectives import FromLogits, MaskedTokens
+from fairseq_headgates.data.losses import at_least_single, outputs, rows_at_a_time, takes_features_only
+from fairseq_headgates.data.objectives import Classes, MaskedTokens
 from fairseq_headgates.data.symbols import MARKS, subwords_of
 from fairseq_headgates.safety.checkpoint import as_mapping
 
@@ -130,10 +130,10 @@ def removed_probability(model: Any, corpus: Corpus, kept: Tensor) -> float | Non
 
     The log-probabilities of the kept symbols rise by -ln(1 - p) where that of the removed ones was p.
     """
+    if isinstance(corpus.objective, Classes):
+        return None
     removed, total, number = torch.ones(len(corpus.task.target_dictionary), dtype=torch.bool), 0.0, 0
     removed[kept] = False
-    if isinstance(corpus.objective, FromLogits) and not isinstance(corpus.objective, MaskedTokens):
-        return None
     for sample in corpus.batches:
         if isinstance(corpus.objective, MaskedTokens):
             layer, features = nn.Identity(), corpus.objective.logits(model, sample)
@@ -141,6 +141,6 @@ def removed_probability(model: Any, corpus: Corpus, kept: Tensor) -> float | Non
             layer = model.decoder.output_layer if takes_features_only(model) else nn.Identity()
             features = outputs(model, sample)[corpus.counted(sample)]
         number += len(features)
-        for x in features.split(max(1, LOGITS[features.device.type] // len(removed))):
+        for x in features.split(rows_at_a_time(features, len(removed))):
             total += float(at_least_single(layer(x)).softmax(-1)[:, removed].sum())
     return total / number

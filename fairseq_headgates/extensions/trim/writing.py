@@ -118,16 +118,16 @@ class Vocabularies:
     def write(self, kept: Mapping[str, Tensor], target: Path) -> tuple[Namespace, dict[str, tuple[int, int]]]:
         """Write dictionaries and data. Return the options that read them, and the unknown and all tokens of subsets."""
         unknown: dict[str, tuple[int, int]] = {}
+        numbers = {stack: torch.full((len(each),), each.unk()) for stack, each in self.dictionaries.items()}
+        for stack, symbols in kept.items():
+            numbers[stack][symbols] = torch.arange(len(symbols))
         for each in self.folders:
             place = target / each.relative_to(self.root)
             place.mkdir(exist_ok=True)
             for prefix, subset, language in folder.texts(each):
-                stack = self.stack(language)
-                dictionary = self.dictionaries[stack]
-                numbers = torch.full((len(dictionary),), dictionary.unk())
-                numbers[kept[stack]] = torch.arange(len(kept[stack]))
-                progress = self.progress(f"write {prefix.name}")
-                lost, number = folder.renumber(prefix, place / prefix.name, numbers, dictionary.unk(), progress)
+                stack, progress = self.stack(language), self.progress(f"write {prefix.name}")
+                unk = self.dictionaries[stack].unk()
+                lost, number = folder.renumber(prefix, place / prefix.name, numbers[stack], unk, progress)
                 before = unknown.get(subset, (0, 0))
                 unknown[subset] = (before[0] + lost, before[1] + number)
             folder.copy_alignments(each, place)
