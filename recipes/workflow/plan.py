@@ -126,7 +126,7 @@ class Model:
 
     @property
     def data(self) -> str:
-        """The text that it is trained on: "original", "distilled" (translations by the baseline of its seed), "both"."""
+        """The text that it is trained on: "original", "distilled" (translations by the baseline) or "both"."""
         return str(self.run.get("data", "original"))
 
     @property
