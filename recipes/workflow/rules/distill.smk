@@ -1,4 +1,4 @@
-# Sequence-level distillation (Kim and Rush 2016): the training text, translated by the baseline of each seed.
+# Sequence-level distillation (Kim & Rush 2016): the training text, translated by the baseline of each seed.
 
 
 # The heads of the plugin translate faster than fairseq's; docs/benchmarks.md has both, and how little int8 changes.
