@@ -84,6 +84,8 @@ def translator_weights(
     encoder, decoder, output = embeddings(config, weights)
     # Weights of layers have the names of fairseq.
     found = {name: each for name, each in weights.items() if re.match(r"(en|de)coder\.(?!embed_)", name)}
+    # The layout of fairseq's weights: without it, it takes them for old ones that have no last LayerNorm.
+    found |= {f"{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
     if kind.positions != "fairseq":
         tables = {stack: positions(config, weights, stack) for stack in ("encoder", "decoder")}
         if start != end and not kind.token:  # with languages, fairseq's task knows how to start
