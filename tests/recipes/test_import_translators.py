@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 import torch
+from support.commands import EVALUATION
 from support.huggingface import import_transformers, randomized
 
 import import_huggingface
@@ -28,17 +29,18 @@ KINDS = {
     "mbart50": ("MBart", MBART, {"scale_embedding": True, "decoder_start_token_id": 2}, ("en_XX", "ro_RO")),
     "bart": ("Bart", BART, {"activation_function": "gelu_new", "decoder_start_token_id": 2}, ()),
 }
+SPELLED = {"eng_Latn": "__eng_Latn__", "fra_Latn": "__fra_Latn__", "en_XX": "[en_XX]", "ro_RO": "[ro_RO]"}
 SENTENCES = [["▁the", "▁dog", "s"], ["▁a", "d", "c", "▁cat", "n", "e"], ["▁b"]]
 
 
-def make_model(transformers, folder, kind, rows=0, **config):
+def make_model(transformers, folder, kind, rows=0, biases=0.25, **config):
     """A model of transformers with random weights, saved with its vocabulary; `rows` more than it has symbols."""
     prefix, vocabulary, options, _ = KINDS[kind]
     ends = {"marian": {"decoder_start_token_id": 14, "eos_token_id": 0, "forced_eos_token_id": 0}}.get(kind, {})
     values = CONFIG | {"vocab_size": len(vocabulary) + rows} | options | ends | config
     name = "MTModel" if prefix == "Marian" else "ForConditionalGeneration"
     model = getattr(transformers, prefix + name)(getattr(transformers, f"{prefix}Config")(**values)).eval()
-    randomized(model)
+    randomized(model, biases)
     model.save_pretrained(folder)
     if kind in ("marian", "m2m_100"):
         numbers = {symbol: number for number, symbol in enumerate(vocabulary) if not symbol.startswith("__")}
@@ -70,9 +72,8 @@ def compare(model, kind, out, rows=0):
     """The largest difference of the logits from those of transformers, and fairseq's model and task."""
     ours, task = load(out)
     _, vocabulary, _, pair = KINDS[kind]
-    spelled = {"eng_Latn": "__eng_Latn__", "fra_Latn": "__fra_Latn__", "en_XX": "[en_XX]", "ro_RO": "[ro_RO]"}
     source, target = task.source_dictionary, task.target_dictionary
-    at = [target.index(spelled.get(symbol, symbol)) for symbol in vocabulary]
+    at = [target.index(SPELLED.get(symbol, symbol)) for symbol in vocabulary]
     fillers = [i for i, symbol in enumerate(target.symbols) if symbol.startswith("madeup") and i not in at]
     at = [next(iter(fillers)) if symbol == "\u2028" else i for symbol, i in zip(vocabulary, at)]
     at += [i for i in fillers if i not in at]
@@ -103,4 +104,79 @@ def test_logits_are_those_of_transformers(kind, tmp_path, monkeypatch, capsys):
     assert import_huggingface.main([str(tmp_path / "model"), str(tmp_path / "out"), *languages]) == 0
     different, ours, _ = compare(model, kind, tmp_path / "out", rows=3)
     assert different < 1e-5
-    print(capsys.readouterr().out)
+    assert (ours.encoder.embed_tokens is ours.decoder.embed_tokens) == (kind not in ("marian", "mbart", "mbart50", "bart"))
+
+
+def greedy(model, kind, most):
+    """The translations of SENTENCES by transformers, in fairseq's symbols."""
+    _, vocabulary, _, pair = KINDS[kind]
+    filler = "madeupword0000"
+    found = []
+    for sentence in SENTENCES:
+        row = [*pair[:1], *sentence, "</s>"]
+        row = [vocabulary.index({"en": "__en__"}.get(symbol, symbol)) for symbol in row]
+        forced = {"forced_bos_token_id": vocabulary.index({"fr": "__fr__"}.get(pair[1], pair[1]))} if pair else {}
+        options = {"num_beams": 1, "do_sample": False, "max_new_tokens": most, "min_new_tokens": 1}
+        options |= {"bad_words_ids": [[model.config.pad_token_id]], "forced_eos_token_id": vocabulary.index("</s>")}
+        options |= {"eos_token_id": vocabulary.index("</s>"), "decoder_start_token_id": model.config.decoder_start_token_id}
+        with torch.no_grad():
+            tokens = model.generate(torch.tensor([row]), **options | forced)[0][1:].tolist()
+        symbols = [vocabulary[token] for token in tokens[: tokens.index(vocabulary.index("</s>"))]]
+        # fairseq leaves out <s> and languages.
+        found.append([filler if s == "\u2028" else s for s in symbols if s not in ("<s>", *pair[1:], "__fr__")])
+    return found
+
+
+def imported(transformers, folder, kind, run):
+    """A model of transformers, and what a user does to translate SENTENCES with fairseq: model, data, options, text."""
+    model = make_model(transformers, folder / "model", kind, biases=0.05)
+    languages = [word for pair in zip(("-s", "-t"), KINDS[kind][3]) for word in pair]
+    assert import_huggingface.main([str(folder / "model"), str(folder / "out"), *languages]) == 0
+    task = shlex.split((folder / "out" / "task.txt").read_text())
+    pair = [task[task.index(f"--{side}-lang") + 1] for side in ("source", "target")]
+    for language in pair:
+        for split, times in (("train", 9), ("valid", 1), ("test", 1)):
+            lines = [" ".join(sentence) + "\n" for sentence in SENTENCES * times]
+            (folder / f"{split}.{language}").write_text("".join(lines))
+    dictionaries = [folder / "out" / f"dict.{language}.txt" for language in pair]
+    names = ["-s", pair[0], "-t", pair[1], "--srcdict", dictionaries[0], "--tgtdict", dictionaries[1]]
+    files = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    run("fairseq-preprocess", *names, *files, "--destdir", folder / "bin")
+    return model, folder / "bin", task
+
+
+def translations(run, data, path, task):
+    printed = run("fairseq-generate", data, *task, "--path", path, *EVALUATION, "--beam", "1", "--max-len-b", "9").out
+    lines = [line.split("\t") for line in printed.splitlines() if line.startswith("H-")]
+    return [line[2].split() for line in sorted(lines)]
+
+
+@pytest.mark.parametrize("kind", ["nllb", "mbart50", "bart"])
+def test_translations_are_those_of_transformers(kind, tmp_path, monkeypatch, run):
+    model, data, task = imported(import_transformers(monkeypatch), tmp_path, kind, run)
+    found = translations(run, data, tmp_path / "out" / "model.pt", task)
+    assert len({tuple(line) for line in found}) > 1
+    assert found == greedy(model, kind, 10)
+
+
+def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch, either):
+    """The commands of docs/huggingface.md."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    model, data, task = imported(import_transformers(monkeypatch), tmp_path, "marian", either)
+    path = tmp_path / "out" / "model.pt"
+    found = translations(either, data, path, task)
+    assert len({tuple(line) for line in found}) > 1
+    assert found == greedy(model, "marian", 10)
+    short = [*EVALUATION[2:], "--max-len-b", "9"]
+    trimmed, small = tmp_path / "trimmed", tmp_path / "small.pt"
+    either("headgates", "trim", data, *task, "--path", path, *short, "--out", trimmed)
+    assert translations(either, trimmed, trimmed / "model.pt", task) == found
+    given = ["--path", trimmed / "model.pt", "--params", "0.9", "--sentences", "3", "--out", small]
+    either("headgates", "compress", trimmed, *task, *given, *short)
+    assert translations(either, trimmed, small, task) != []
+    for name, checkpoint, data in (("whole", path, tmp_path / "out"), ("small", small, trimmed)):
+        either("headgates", "convert", checkpoint, tmp_path / name, "--to", "ctranslate2", "--data", data)
+    translator = ctranslate2.Translator(str(tmp_path / "whole"), intra_threads=1)
+    options = {"beam_size": 1, "max_decoding_length": 10, "suppress_sequences": [["<blank>"]]}
+    short = [each.hypotheses[0] for each in translator.translate_batch(SENTENCES, **options)]
+    assert [line[:9] for line in short] == found

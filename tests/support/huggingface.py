@@ -12,13 +12,17 @@ def import_transformers(monkeypatch):
     return transformers
 
 
-def randomized(model, seed=1):
-    """Gives a model random weights everywhere, biases, norms and the bias of the output included, in place."""
-    generator = torch.Generator().manual_seed(seed)
+def randomized(model, biases=0.25):
+    """Gives a model random weights everywhere, biases, norms and the bias of the output included, in place.
+
+    With small biases its translations depend on the source.
+    """
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "embed_positions" in name and not tensor.requires_grad:
                 continue  # sinusoids
             noise = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(1 + noise / 3 if name.endswith("norm.weight") else noise / 4)
+            scale = biases if name.endswith("bias") else 0.25 if "shared" in name or "embed" in name else 0.5
+            tensor.copy_(1 + noise / 3 if name.endswith("norm.weight") else noise * scale)
     return model
