@@ -44,7 +44,8 @@ def make_model(transformers, folder, kind, rows=0, biases=0.25, **config):
     model.save_pretrained(folder)
     if kind in ("marian", "m2m_100"):
         numbers = {symbol: number for number, symbol in enumerate(vocabulary) if not symbol.startswith("__")}
-        (folder / "vocab.json").write_text(json.dumps(numbers))
+        for name in ("vocab.json", "target_vocab.json"):  # the second for models with two vocabularies
+            (folder / name).write_text(json.dumps(numbers))
         languages = [symbol for symbol in vocabulary if symbol.startswith("__")]
         options = {"additional_special_tokens": languages, "source_lang": "en", "target_lang": "de"}
         (folder / "tokenizer_config.json").write_text(json.dumps(options))
@@ -63,48 +64,86 @@ def load(folder):
     return model.eval(), task
 
 
+def convert(folder, kind):
+    """Imports the model of a folder, and returns it and its task as fairseq loads them."""
+    languages = [word for pair in zip(("-s", "-t"), KINDS[kind][3], strict=False) for word in pair]
+    assert import_huggingface.main([str(folder / "model"), str(folder / "out"), *languages]) == 0
+    return load(folder / "out")
+
+
 def padded(rows, pad, left):
     size = max(map(len, rows))
     return torch.tensor([[pad] * (size - len(r)) * left + r + [pad] * (size - len(r)) * (not left) for r in rows])
 
 
-def compare(model, kind, out, rows=0):
-    """The largest difference of the logits from those of transformers, and fairseq's model and task."""
-    ours, task = load(out)
-    _, vocabulary, _, pair = KINDS[kind]
-    source, target = task.source_dictionary, task.target_dictionary
+def differences(model, kind, found, rows=0):
+    """The largest difference of the logits of fairseq's model and task from those of transformers."""
+    ours, task = found
+    target, vocabulary = task.target_dictionary, KINDS[kind][1]
     at = [target.index(SPELLED.get(symbol, symbol)) for symbol in vocabulary]
     fillers = [i for i, symbol in enumerate(target.symbols) if symbol.startswith("madeup") and i not in at]
-    at = [next(iter(fillers)) if symbol == "\u2028" else i for symbol, i in zip(vocabulary, at)]
+    at = [fillers[0] if symbol == "\u2028" else i for symbol, i in zip(vocabulary, at, strict=True)]
     at += [i for i in fillers if i not in at]
-    assert len(at) == len(vocabulary) + rows and len(target) == len(at) + (kind == "marian")
-    start = vocabulary.index("ro_RO") if kind == "mbart" else model.config.decoder_start_token_id or 2
-    end = vocabulary.index("</s>")
-    inputs = [[vocabulary.index(symbol) for symbol in sentence] + [end] for sentence in SENTENCES]
-    outputs = [[start] + row[:-1] for row in inputs[1:] + inputs[:1]]
-    ours_start = target.index("[ro_RO]") if kind == "mbart" else target.eos()
+    assert sorted(at) == list(range(kind == "marian", len(target))) and len(at) == len(vocabulary) + rows
+    start, ours_start = model.config.decoder_start_token_id, target.eos()
+    if kind == "mbart":  # the task of the first mBART starts with the language
+        start, ours_start = vocabulary.index("ro_RO"), target.index("[ro_RO]")
+    inputs = [[vocabulary.index(symbol) for symbol in (*sentence, "</s>")] for sentence in SENTENCES]
+    outputs = [[start, *row[:-1]] for row in inputs[1:] + inputs[:1]]
     src = padded([[at[i] for i in row] for row in inputs], 1, True)
-    prev = padded([[ours_start] + [at[i] for i in row[1:]] for row in outputs], 1, False)
+    prev = padded([[ours_start, *(at[i] for i in row[1:])] for row in outputs], 1, False)
     with torch.no_grad():
         logits = ours(src, torch.tensor([len(row) for row in inputs]), prev)[0]
-        different = 0.0
-        for row, given, found in zip(inputs, outputs, logits, strict=True):
-            expected = model(torch.tensor([row]), decoder_input_ids=torch.tensor([given])).logits[0]
-            different = max(different, float((found[: len(given)][:, at] - expected).abs().max()))
-    if kind == "marian":
+        expected = [
+            model(torch.tensor([row]), decoder_input_ids=torch.tensor([given])).logits[0]
+            for row, given in zip(inputs, outputs, strict=True)
+        ]
+    if kind == "marian":  # which has no <s>
         assert logits[:, :, target.bos()].max() < -900
-    return different, ours, task
+    return max(float((ours[: len(row), at] - row).abs().max()) for ours, row in zip(logits, expected, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_transformers(kind, tmp_path, monkeypatch, capsys):
-    transformers = import_transformers(monkeypatch)
-    model = make_model(transformers, tmp_path / "model", kind, rows=3)
-    languages = [word for pair in zip(("-s", "-t"), KINDS[kind][3]) for word in pair]
-    assert import_huggingface.main([str(tmp_path / "model"), str(tmp_path / "out"), *languages]) == 0
-    different, ours, _ = compare(model, kind, tmp_path / "out", rows=3)
-    assert different < 1e-5
-    assert (ours.encoder.embed_tokens is ours.decoder.embed_tokens) == (kind not in ("marian", "mbart", "mbart50", "bart"))
+CASES = {kind: (kind, {}) for kind in KINDS} | {
+    "two vocabularies": ("marian", {"share_encoder_decoder_embeddings": False}),
+    "an output layer of its own": ("m2m_100", {"tie_word_embeddings": False}),
+    "another start, no scale": ("bart", {"decoder_start_token_id": 0, "scale_embedding": False}),
+    "another size": ("nllb", {"scale_embedding": False, "encoder_layers": 1, "activation_function": "silu"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
+    kind, options = CASES[case]
+    model = make_model(import_transformers(monkeypatch), tmp_path / "model", kind, rows=3, **options)
+    found = convert(tmp_path, kind)
+    assert differences(model, kind, found, rows=3) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["in parts", "pytorch_model.bin", "pytorch_model.bin in parts, half precision"])
+def test_weights_are_read_from_every_form_of_file(form, tmp_path, monkeypatch):
+    model = make_model(import_transformers(monkeypatch), tmp_path / "model", "bart")
+    model.final_logits_bias.zero_()
+    weights = model.state_dict()
+    if "half" in form:
+        weights = {name: weight.half() for name, weight in weights.items()}
+        model.half().float()
+    if form == "in parts":
+        model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+        (tmp_path / "model" / "model.safetensors").unlink(missing_ok=True)
+        assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 1
+    else:
+        (tmp_path / "model" / "model.safetensors").unlink()
+        names = ["pytorch_model.bin"] if "parts" not in form else ["a.bin", "b.bin"]
+        for i, name in enumerate(names):
+            part = {each: weight for j, (each, weight) in enumerate(weights.items()) if j % len(names) == i}
+            torch.save(part, tmp_path / "model" / name)
+        if len(names) > 1:
+            index = {"weight_map": {each: names[j % 2] for j, each in enumerate(weights)}}
+            (tmp_path / "model" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    ours, task = convert(tmp_path, "bart")
+    assert ours.encoder.embed_tokens is ours.decoder.embed_tokens  # there is no bias
+    assert ours.decoder.output_projection.weight is ours.decoder.embed_tokens.weight
+    assert differences(model, "bart", (ours, task)) < 1e-5
 
 
 def greedy(model, kind, most):
@@ -118,7 +157,10 @@ def greedy(model, kind, most):
         forced = {"forced_bos_token_id": vocabulary.index({"fr": "__fr__"}.get(pair[1], pair[1]))} if pair else {}
         options = {"num_beams": 1, "do_sample": False, "max_new_tokens": most, "min_new_tokens": 1}
         options |= {"bad_words_ids": [[model.config.pad_token_id]], "forced_eos_token_id": vocabulary.index("</s>")}
-        options |= {"eos_token_id": vocabulary.index("</s>"), "decoder_start_token_id": model.config.decoder_start_token_id}
+        options |= {
+            "eos_token_id": vocabulary.index("</s>"),
+            "decoder_start_token_id": model.config.decoder_start_token_id,
+        }
         with torch.no_grad():
             tokens = model.generate(torch.tensor([row]), **options | forced)[0][1:].tolist()
         symbols = [vocabulary[token] for token in tokens[: tokens.index(vocabulary.index("</s>"))]]
@@ -130,8 +172,7 @@ def greedy(model, kind, most):
 def imported(transformers, folder, kind, run):
     """A model of transformers, and what a user does to translate SENTENCES with fairseq: model, data, options, text."""
     model = make_model(transformers, folder / "model", kind, biases=0.05)
-    languages = [word for pair in zip(("-s", "-t"), KINDS[kind][3]) for word in pair]
-    assert import_huggingface.main([str(folder / "model"), str(folder / "out"), *languages]) == 0
+    convert(folder, kind)
     task = shlex.split((folder / "out" / "task.txt").read_text())
     pair = [task[task.index(f"--{side}-lang") + 1] for side in ("source", "target")]
     for language in pair:
