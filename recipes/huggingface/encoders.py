@@ -128,7 +128,7 @@ def import_encoder(folder: Path, config: dict[str, Any]) -> Model:
     del symbols.names[at]
     new = new_model(options, symbols.lines)
     model = encoder_weights(config, weights, symbols.rows, new)
-    new.load_state_dict(model)
+    new.load_state_dict(dict(model))  # checks names and shapes
     files = {"dict.txt": symbols.lines, "task.txt": "--task masked_lm\n"}
     said = "".join(f"  {option.replace('_', '-')}: {getattr(options, option)}\n" for option in SIZES)
     said = f"for the configuration of a recipe:\npretrained:\n{PRETRAINED}model:\n{said}"

@@ -58,7 +58,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Return the content of tokenizer.json, without padding and truncation; for a BERT, made of vocab.txt if need be."""
+    """Return the content of tokenizer.json, made of vocab.txt if need be, without padding and truncation."""
     if (folder / "tokenizer.json").is_file() or not (folder / "vocab.txt").is_file():
         found = read_json(folder / "tokenizer.json")
     else:

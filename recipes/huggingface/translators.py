@@ -48,6 +48,7 @@ TRANSLATORS = {
     "mbart": Translator("bart_large", True, "learned", True, "[{}]", "[a-z]{2}_[A-Z]{2}"),
     "bart": Translator("bart_large", False, "learned", True),
 }
+STORED = {"encoder", "decoder", "shared", "lm_head", "final_logits_bias"}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
@@ -94,19 +95,18 @@ def translator_weights(
         found |= {f"{stack}.embed_positions.weight": table for stack, table in tables.items()}
     elif start != end:
         raise ValueError(f"config.json: decoder_start_token_id is {start}, and must be that of </s>, {end}")
+    embedded = source.of(encoder)
+    found["encoder.embed_tokens.weight"] = embedded
+    embedded = embedded if encoder is decoder else target.of(decoder)
+    found["decoder.embed_tokens.weight"] = embedded
+    found["decoder.output_projection.weight"] = embedded if decoder is output else target.of(output)
     bias = weights.get("final_logits_bias", torch.zeros(1, len(output)))[0][target.rows].clamp(min=NEVER)
     bias[torch.tensor(target.rows) < 0] = NEVER
-    found["encoder.embed_tokens.weight"] = source.of(encoder)
-    found["decoder.embed_tokens.weight"] = (
-        found["encoder.embed_tokens.weight"] if encoder is decoder else target.of(decoder)
-    )
-    tied = found["decoder.embed_tokens.weight"] if decoder is output else target.of(output)
-    found["decoder.output_projection.weight"] = tied
-    options.share_decoder_input_output_embed = decoder is output and not bias.any()
-    options.share_all_embeddings = encoder is decoder and options.share_decoder_input_output_embed
     if bias.any():
         last = "layer_norm" if kind.pre_norm else f"layers.{config['decoder_layers'] - 1}.final_layer_norm"
         add_output_bias(found, bias, f"decoder.{last}")
+    options.share_decoder_input_output_embed = decoder is output and not bias.any()
+    options.share_all_embeddings = encoder is decoder and options.share_decoder_input_output_embed
     return found
 
 
@@ -153,20 +153,23 @@ def add_output_bias(found: dict[str, Tensor], bias: Tensor, last: str) -> None:
 def import_translator(folder: Path, config: dict[str, Any], pair: Sequence[str | None]) -> Model:
     kind, weights = TRANSLATORS[config["model_type"]], stripped(read_weights(folder), "model.")
     encoder, decoder, _ = embeddings(config, weights)
-    marian = config["model_type"] == "marian"
-    required = FIRST[marian:]  # Marian has no <s>
+    required = FIRST[config["model_type"] == "marian" :]  # which has no <s>
     source = target = arranged(read_vocabulary(folder), len(encoder), FIRST, required, kind.spelled)
     if encoder is not decoder and (folder / "target_vocab.json").is_file():
         target = arranged(read_vocabulary(folder, "target_vocab.json"), len(decoder), FIRST, required)
-    config.setdefault("decoder_start_token_id", target.rows[1 if marian else 2])
+    usual = {"marian": target.rows[1], "mbart": -1}  # the first mBART starts with the language
+    config.setdefault("decoder_start_token_id", usual.get(config["model_type"], target.rows[2]))
     languages = languages_of(folder, kind, pair, source.names)
     task = task_of(config, languages, target.rows[2])
     options = translator_options(config, task)
     model = translator_weights(config, weights, source, target, options)
-    new_model(options, source.lines, target.lines).load_state_dict(model)
+    new_model(options, source.lines, target.lines).load_state_dict(dict(model))  # checks names and shapes
     lines = zip(languages, (source.lines, target.lines), strict=True)
     files = {f"dict.{language}.txt": text for language, text in lines} | {"task.txt": " ".join(task) + "\n"}
-    return Model(options, model, files, f"options of the task, for fairseq's commands:\n{' '.join(task)}\n")
+    said = f"options of the task, for fairseq's commands:\n{' '.join(task)}\n"
+    if others := sorted({name.split(".")[0] for name in weights} - STORED):
+        said += f"left out: {', '.join(others)}\n"
+    return Model(options, model, files, said)
 
 
 def languages_of(folder: Path, kind: Translator, pair: Sequence[str | None], symbols: Sequence[str]) -> list[str]:
@@ -175,14 +178,15 @@ def languages_of(folder: Path, kind: Translator, pair: Sequence[str | None], sym
     named = [stored.get("source_lang") or "source", stored.get("target_lang") or "target"]
     if not kind.token:
         return [given or name for given, name in zip(pair, named, strict=True)]
+    first, last = kind.token.split("{}")
+    known = [
+        symbol[len(first) : -len(last)] for symbol in symbols if symbol.startswith(first) and symbol.endswith(last)
+    ]
     for given in pair:
-        if given is None or kind.token.format(given) not in symbols:
-            known = [
-                symbol for symbol in symbols if re.fullmatch(re.escape(kind.token).replace(r"\{\}", r"\w+"), symbol)
-            ]
+        if given not in known:
             raise ValueError(
                 f"{given!r} is no language of the model: give two of its {len(known)} with --source-lang and "
-                f"--target-lang, without {kind.token.format('')}: {', '.join(known[:8])}, ..."
+                f"--target-lang: {', '.join(known[:8])}, ..."
             )
     return [str(given) for given in pair]
 

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 import torch
 import yaml
-from support.huggingface import import_transformers
+from support.huggingface import import_transformers, randomized
 from support.recipes import RECIPES
 from support.workflows import snakemake
 
@@ -176,6 +176,30 @@ def test_outputs_are_those_of_transformers(activation, epsilon, tolerance, tmp_p
     assert import_huggingface.main([str(tmp_path / "bert"), str(tmp_path / "out")]) == 0
     assert compared(model, tmp_path / "out", features_only=True) < tolerance
     assert encoded(tmp_path / "out", "Unaffable, the X\n") == "un ##aff ##able , the [UNK]\n"
+
+
+@pytest.mark.parametrize(("prefix", "kind"), [("Roberta", "BPE"), ("XLMRoberta", "Unigram")])
+def test_logits_of_a_roberta_are_those_of_transformers(prefix, kind, tmp_path, monkeypatch):
+    transformers = import_transformers(monkeypatch)
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", "un", "##aff", "##able", "the", ",", "a", "<mask>"]
+    sizes = CONFIG | {"hidden_act": "gelu", "max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}
+    del sizes["model_type"]
+    special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "vocab_size": len(vocabulary) + 2}
+    config = getattr(transformers, f"{prefix}Config")(**sizes | special)
+    model = randomized(getattr(transformers, f"{prefix}ForMaskedLM")(config)).eval()
+    model.save_pretrained(tmp_path / "model")
+    numbers = {symbol: number for number, symbol in enumerate(vocabulary)}
+    listed = [[symbol, -1.0] for symbol in vocabulary] if kind == "Unigram" else numbers
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": listed}}))
+    assert import_huggingface.main([str(tmp_path / "model"), str(tmp_path / "out")]) == 0
+    found, dictionary = outputs(tmp_path / "out")
+    fillers = [dictionary.index(f"madeupword000{i}") for i in range(2)]
+    names = {"[MASK]": "<mask>", "[UNK]": "<unk>"}
+    for line, ours in zip(SENTENCES, found, strict=True):
+        row = [numbers[symbol] for symbol in ("<s>", *(names.get(word, word) for word in line.split()), "</s>")]
+        with torch.no_grad():
+            expected = model(torch.tensor([row])).logits[0]
+        torch.testing.assert_close(ours[:, in_order(dictionary, vocabulary) + fillers], expected, atol=1e-5, rtol=0)
 
 
 def encoded(folder, text):

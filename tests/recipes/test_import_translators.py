@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,3 +222,81 @@ def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch
     options = {"beam_size": 1, "max_decoding_length": 10, "suppress_sequences": [["<blank>"]]}
     short = [each.hypotheses[0] for each in translator.translate_batch(SENTENCES, **options)]
     assert [line[:9] for line in short] == found
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+EMBEDDED = {"model.shared.weight": torch.ones(len(M2M), SIZE)}
+
+
+def small_folder(folder, weights, **config):
+    """A folder of an M2M-100 with these weights."""
+    folder.mkdir()
+    given = CONFIG | {"model_type": "m2m_100", "activation_function": "relu", "decoder_start_token_id": 2} | config
+    (folder / "config.json").write_text(json.dumps(given))
+    pieces = [[symbol, -1.0] for symbol in M2M]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": pieces}}))
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("languages", "config", "words"),
+    [
+        ("en fr", {"model_type": "t5"}, ["model_type is 't5'", "marian, m2m_100, mbart, bart, bert"]),
+        ("en fr", {"decoder_start_token_id": 0}, ["decoder_start_token_id is 0", "</s>, 2"]),
+        ("en fr", {"activation_function": "quick_gelu"}, ["activation_function is 'quick_gelu'", "gelu, gelu_new"]),
+        ("en xx", {}, ["'xx' is no language of the model", "its 2", "en, fr"]),
+        ("en", {}, ["None is no language of the model", "--target-lang"]),
+        ("en fr", {}, ["no whole model", "encoder.layers.0.self_attn.k_proj.weight"]),
+        ("en fr", {"d_model": None}, ["no whole model", "NoneType"]),
+    ],
+)
+def test_another_model_is_refused_in_one_line(languages, config, words, tmp_path, capsys):
+    small_folder(tmp_path / "model", EMBEDDED, **config)
+    refused(tmp_path, languages, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({}, ["no whole model", "shared.weight is missing"]),
+        ({"model.shared.weight": torch.ones(9, SIZE)}, ["the number 16", "9 rows"]),
+    ],
+)
+def test_weights_of_another_model_are_refused_in_one_line(weights, words, tmp_path, capsys):
+    small_folder(tmp_path / "model", weights)
+    refused(tmp_path, "en fr", words, capsys)
+
+
+def test_weights_that_fairseq_does_not_have_are_refused_by_name(tmp_path, monkeypatch, capsys):
+    model = make_model(import_transformers(monkeypatch), tmp_path / "model", "m2m_100")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    weights = model.state_dict() | {"model.encoder.adapter.weight": torch.ones(1)}
+    torch.save(weights, tmp_path / "model" / "pytorch_model.bin")
+    refused(tmp_path, "en fr", ["encoder.adapter.weight"], capsys)
+
+
+def test_code_in_weights_does_not_run(tmp_path, capsys):
+    small_folder(tmp_path / "model", {"model.shared.weight": Touch(tmp_path / "ran")})
+    refused(tmp_path, "en fr", ["pytorch_model.bin cannot be read"], capsys)
+    assert not (tmp_path / "ran").exists()
+
+
+class Touch:
+    """Creates a file when it is unpickled by a program that runs code of files."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def refused(folder, languages, words, capsys):
+    given = [word for pair in zip(("-s", "-t"), languages.split(), strict=False) for word in pair]
+    with pytest.raises(SystemExit) as ended:
+        import_huggingface.main([str(folder / "model"), str(folder / "out"), *given])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and all(word in line for word in words), line
+    assert not (folder / "out").exists()
