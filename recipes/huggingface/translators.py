@@ -182,6 +182,8 @@ def languages_of(folder: Path, kind: Translator, pair: Sequence[str | None], sym
     known = [
         symbol[len(first) : -len(last)] for symbol in symbols if symbol.startswith(first) and symbol.endswith(last)
     ]
+    if not known:
+        raise ValueError("the files of the tokenizer list no languages: download special_tokens_map.json as well")
     for given in pair:
         if given not in known:
             raise ValueError(

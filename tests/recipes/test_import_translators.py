@@ -10,6 +10,7 @@ from support.commands import EVALUATION
 from support.huggingface import import_transformers, randomized
 
 import import_huggingface
+from huggingface.folder import read_vocabulary
 
 PIECES = ["▁a", "▁b", "c", "d", "▁the", "▁dog", "▁cat", "s", "e", "n", "▁"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -18,6 +19,7 @@ CONFIG = {"d_model": SIZE, "encoder_layers": 2, "decoder_layers": 1, "encoder_ff
 CONFIG |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "max_position_embeddings": 32}
 # The vocabulary of each model by its numbers, as its tokenizer numbers it; its options and languages.
 MARIAN = ["</s>", "<unk>", *PIECES, "\u2028", "<pad>"]
+MARIAN_TARGET = ["</s>", "<unk>", *reversed(PIECES), "\u2028", "<pad>"]  # if it has one of its own
 M2M = [*SPECIAL, *PIECES, "__en__", "__fr__"]
 NLLB = [*SPECIAL, *PIECES, "eng_Latn", "fra_Latn", "<mask>"]
 MBART = [*SPECIAL, *PIECES, "en_XX", "ro_RO", "<mask>"]
@@ -45,8 +47,10 @@ def make_model(transformers, folder, kind, rows=0, biases=0.25, **config):
     model.save_pretrained(folder)
     if kind in ("marian", "m2m_100"):
         numbers = {symbol: number for number, symbol in enumerate(vocabulary) if not symbol.startswith("__")}
-        for name in ("vocab.json", "target_vocab.json"):  # the second for models with two vocabularies
-            (folder / name).write_text(json.dumps(numbers))
+        (folder / "vocab.json").write_text(json.dumps(numbers))
+        if not config.get("share_encoder_decoder_embeddings", True):
+            numbers = {symbol: number for number, symbol in enumerate(MARIAN_TARGET)}
+            (folder / "target_vocab.json").write_text(json.dumps(numbers))
         languages = [symbol for symbol in vocabulary if symbol.startswith("__")]
         options = {"additional_special_tokens": languages, "source_lang": "en", "target_lang": "de"}
         (folder / "tokenizer_config.json").write_text(json.dumps(options))
@@ -80,7 +84,10 @@ def padded(rows, pad, left):
 def differences(model, kind, found, rows=0):
     """The largest difference of the logits of fairseq's model and task from those of transformers."""
     ours, task = found
-    target, vocabulary = task.target_dictionary, KINDS[kind][1]
+    source, target, vocabulary = task.source_dictionary, task.target_dictionary, KINDS[kind][1]
+    numbers = vocabulary  # of the source
+    if not getattr(model.config, "share_encoder_decoder_embeddings", True):
+        vocabulary = MARIAN_TARGET
     at = [target.index(SPELLED.get(symbol, symbol)) for symbol in vocabulary]
     fillers = [i for i, symbol in enumerate(target.symbols) if symbol.startswith("madeup") and i not in at]
     at = [fillers[0] if symbol == "\u2028" else i for symbol, i in zip(vocabulary, at, strict=True)]
@@ -89,9 +96,10 @@ def differences(model, kind, found, rows=0):
     start, ours_start = model.config.decoder_start_token_id, target.eos()
     if kind == "mbart":  # the task of the first mBART starts with the language
         start, ours_start = vocabulary.index("ro_RO"), target.index("[ro_RO]")
-    inputs = [[vocabulary.index(symbol) for symbol in (*sentence, "</s>")] for sentence in SENTENCES]
-    outputs = [[start, *row[:-1]] for row in inputs[1:] + inputs[:1]]
-    src = padded([[at[i] for i in row] for row in inputs], 1, True)
+    sentences = [[*sentence, "</s>"] for sentence in SENTENCES]
+    inputs = [[numbers.index(symbol) for symbol in sentence] for sentence in sentences]
+    outputs = [[start, *map(vocabulary.index, sentence[:-1])] for sentence in sentences[1:] + sentences[:1]]
+    src = padded([[source.index(symbol) for symbol in sentence] for sentence in sentences], 1, True)
     prev = padded([[ours_start, *(at[i] for i in row[1:])] for row in outputs], 1, False)
     with torch.no_grad():
         logits = ours(src, torch.tensor([len(row) for row in inputs]), prev)[0]
@@ -222,6 +230,30 @@ def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch
     options = {"beam_size": 1, "max_decoding_length": 10, "suppress_sequences": [["<blank>"]]}
     short = [each.hypotheses[0] for each in translator.translate_batch(SENTENCES, **options)]
     assert [line[:9] for line in short] == found
+
+
+@pytest.mark.parametrize("name", ["MBart50", "M2M100"])
+def test_symbols_have_the_numbers_of_the_tokenizer(name, tmp_path, monkeypatch):
+    """In the files that are published: a model of SentencePiece, and the list of the languages."""
+    transformers, sentencepiece = import_transformers(monkeypatch), pytest.importorskip("sentencepiece")
+    text = iter(["the dog runs over the hill", "a cat sleeps", "dogs and cats"] * 20)
+    with open(tmp_path / "sentencepiece.bpe.model", "wb") as model:
+        options = {"vocab_size": 28, "hard_vocab_limit": False, "minloglevel": 2}
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_writer=model, **options)
+    if name == "M2M100":
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
+        symbols = SPECIAL + [pieces.id_to_piece(i) for i in range(3, len(pieces))]
+        (tmp_path / "vocab.json").write_text(json.dumps({symbol: i for i, symbol in enumerate(symbols)}))
+    tokenizer = getattr(transformers, f"{name}Tokenizer").from_pretrained(tmp_path)
+    expected = getattr(tokenizer, "lang_token_to_id", {}) or tokenizer.lang_code_to_id
+    special = {"additional_special_tokens": list(expected)}
+    special |= {"mask_token": {"content": "<mask>"}} if name == "MBart50" else {}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    found = read_vocabulary(tmp_path)
+    words = tokenizer.tokenize("the dog sleeps over a hill")
+    assert {symbol: found[symbol] for symbol in expected} == expected and len(words) > 5
+    assert [found[word] for word in words] == tokenizer.convert_tokens_to_ids(words)
+    assert name == "M2M100" or found["<mask>"] == tokenizer.mask_token_id
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
