@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from support.commands import EVALUATION
 from support.huggingface import import_transformers, randomized
+from support.recipes import RECIPES
 
 import import_huggingface
 from huggingface.folder import read_vocabulary
@@ -307,6 +310,14 @@ def test_weights_that_fairseq_does_not_have_are_refused_by_name(tmp_path, monkey
     weights = model.state_dict() | {"model.encoder.adapter.weight": torch.ones(1)}
     torch.save(weights, tmp_path / "model" / "pytorch_model.bin")
     refused(tmp_path, "en fr", ["encoder.adapter.weight"], capsys)
+
+
+@pytest.mark.rehearsal
+def test_the_script_runs_in_any_folder(tmp_path):
+    small_folder(tmp_path / "model", {})
+    words = [sys.executable, RECIPES / "import_huggingface.py", "model", "out", "-s", "en", "-t", "fr"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2 and "shared.weight is missing" in ended.stderr.splitlines()[-1], ended.stderr
 
 
 def test_code_in_weights_does_not_run(tmp_path, capsys):
