@@ -96,6 +96,15 @@ def complete(preset: Callable[[Any], Any], args: Any) -> None:
             args[name] = value
 
 
+def mend_swish() -> None:
+    """Let models have --activation-fn swish (Marian, OPUS-MT): fairseq gives them torch's class, not a function."""
+    from fairseq import utils
+    from torch.nn import functional
+
+    known = utils.get_activation_fn
+    utils.get_activation_fn = lambda activation: functional.silu if activation == "swish" else known(activation)
+
+
 def without_shortcut(layer: nn.Module) -> None:
     """Remove the inference shortcut of an encoder layer of fairseq 0.12.2, in place. Other layers are left as they are.
 

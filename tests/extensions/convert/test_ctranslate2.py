@@ -42,6 +42,7 @@ VARIANTS = {
     "tanh": {"activation_fn": "tanh"},
     "gelu": {"activation_fn": "gelu"},
     "gelu_accurate": {"activation_fn": "gelu_accurate"},
+    "swish": {"activation_fn": "swish"},
 }
 FULL = {attention_type: [[1, 1, 1, 1]] * 3 for attention_type in TYPES}
 SOME = {
