@@ -65,8 +65,6 @@ def load_extensions(part: str) -> list[ModuleType]:
 
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates.compat import mend_swish
-
     # These register what they contain.
     from fairseq_headgates.plugin.criterions import losses  # noqa: F401
     from fairseq_headgates.plugin.models import bart, language_model, roberta, transformer  # noqa: F401
@@ -74,7 +72,6 @@ def register() -> None:
 
     load_extensions("plugin")
     allow_stored_objects()
-    mend_swish()
 
 
 if "headgates_start" not in sys.modules and sys.argv[:1] != ["-m"]:  # so it is while `python -m` finds its module

@@ -96,13 +96,14 @@ def complete(preset: Callable[[Any], Any], args: Any) -> None:
             args[name] = value
 
 
-def mend_swish() -> None:
-    """Let models have --activation-fn swish (Marian, OPUS-MT): fairseq gives them torch's class, not a function."""
-    from fairseq import utils
-    from torch.nn import functional
+def mend_swish(model: nn.Module) -> None:
+    """Let a model compute --activation-fn swish (Marian), in place: fairseq gives its layers a class, no function."""
+    from torch.nn import SiLU
+    from torch.nn.functional import silu
 
-    known = utils.get_activation_fn
-    utils.get_activation_fn = lambda activation: functional.silu if activation == "swish" else known(activation)
+    for module in model.modules():
+        if getattr(module, "activation_fn", None) is SiLU:
+            module.activation_fn = silu
 
 
 def without_shortcut(layer: nn.Module) -> None:

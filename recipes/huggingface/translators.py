@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesModel
 from huggingface.folder import read_if_any, read_vocabulary, read_weights
 from huggingface.model import FIRST, OFFSET, Model, Symbols, activation, arranged, fairseq_options, new_model, stripped
 
@@ -164,6 +165,8 @@ def import_translator(folder: Path, config: dict[str, Any], pair: Sequence[str |
     options = translator_options(config, task)
     model = translator_weights(config, weights, source, target, options)
     new_model(options, source.lines, target.lines).load_state_dict(dict(model))  # checks names and shapes
+    if options.activation_fn == "swish":  # which layers of fairseq's own architectures do not compute
+        options.arch = TransformerHeadGatesModel.gated_architecture(options.arch)
     lines = zip(languages, (source.lines, target.lines), strict=True)
     files = {f"dict.{language}.txt": text for language, text in lines} | {"task.txt": " ".join(task) + "\n"}
     said = f"options of the task, for fairseq's commands:\n{' '.join(task)}\n"

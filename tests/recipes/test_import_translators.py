@@ -66,7 +66,7 @@ def make_model(transformers, folder, kind, rows=0, biases=0.25, **config):
 def load(folder):
     from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-    import fairseq_headgates  # noqa: F401  (fairseq's swish)
+    import fairseq_headgates  # noqa: F401  (the architectures with swish)
 
     (model,), _, task = load_model_ensemble_and_task([str(folder / "model.pt")], {"data": str(folder)})
     return model.eval(), task
