@@ -33,8 +33,12 @@ UNUSED = (
 USUAL_TASKS = "translation language_modeling language_modeling_segments masked_lm sentence_prediction".split()
 
 
-def fairseq_options(command: str, rest: Sequence[str], subset: str | None = None) -> argparse.Namespace:
-    """Parse the options of fairseq-generate in `rest`. Raise ValueError for values that cannot be used.
+def fairseq_options(
+    command: str, rest: Sequence[str], subset: str | None = None, text: bool = False
+) -> argparse.Namespace:
+    """Parse the options of fairseq-generate in `rest`, which need no DATA with `text`.
+
+    Raise ValueError for values that cannot be used.
 
     Ends with one line and exit code 2, as argparse does, for options that do not exist.
     """
@@ -57,7 +61,7 @@ def fairseq_options(command: str, rest: Sequence[str], subset: str | None = None
         if given.criterion not in (None, given.task):
             raise ValueError(f"--criterion is {given.criterion}: leave it out, --task {given.task} has its own")
         parser.set_defaults(criterion=given.task)
-    args = options.parse_args_and_arch(parser, list(rest))
+    args = options.parse_args_and_arch(parser, list(rest), modify_parser=_without_required if text else None)
     if args.path is None:
         raise ValueError("no checkpoint is given: add --path CKPT")
     if command == "prune" and args.gen_subset != parser.get_default("gen_subset"):

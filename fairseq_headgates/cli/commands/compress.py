@@ -7,7 +7,7 @@ from operator import methodcaller
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, Precision
+from fairseq_headgates.cli.options import CHOOSING, Output, Precision, Text
 from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.drawing.tables import with_interval
@@ -35,12 +35,13 @@ def _units(text: str) -> tuple[str, ...]:
     "headgates compress data-bin --path baseline/checkpoint_best.pt --params 0.8 --out small.pt",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
-class Compress(FirstSentences, Precision, Output):
+class Compress(Text, Precision, Output):
     """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
     Remove the attention heads and feed-forward neurons that cost least, until the model has a given number of
     parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is trained; it takes
-    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid).
+    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid). With --text, the
+    last tenth of the text is --gen-subset, and what is before it --fit-subset.
     """
 
     subset = CHOOSING
@@ -102,6 +103,10 @@ class Compress(FirstSentences, Precision, Output):
         name, budgets = self._budgets()
         if self.out and len(budgets) > 1:
             raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
+
+    def parts(self, subset: str) -> dict[str, tuple[float, float]]:
+        """Return that the last tenth of a text is measured, and the rest fitted."""
+        return super().parts(subset) if subset == self.fit_subset else {self.fit_subset: (0, 0.9), subset: (0.9, 1)}
 
     def run(self, session: Any) -> Answer:
         """Compress the model to each size or speed, and write it."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import FirstSentences, Output, Precision
+from fairseq_headgates.cli.options import Output, Precision, Text
 from fairseq_headgates.cli.parser import counted, filled
 from fairseq_headgates.drawing.evaluations import difference_table, evaluation_table
 from fairseq_headgates.drawing.tables import open_counts
@@ -39,7 +39,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
-class Evaluate(FirstSentences, Precision, Output):
+class Evaluate(Text, Precision, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
     Measure loss and perplexity, and BLEU and chrF2 (translation) or accuracy (classification), with 95% confidence
