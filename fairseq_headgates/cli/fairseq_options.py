@@ -10,6 +10,7 @@ from dataclasses import fields
 from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import GenerationConfig
+from omegaconf import MISSING
 
 from fairseq_headgates.cli.options import DATA_USAGE
 from fairseq_headgates.cli.parser import ArgumentParser
@@ -92,6 +93,7 @@ def changed_options(args: argparse.Namespace) -> tuple[dict[str, str], dict[str,
 def _without_required(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         action.required = False
+        action.default = None if action.default == MISSING else action.default
 
 
 def _import_user_dir(folder: str | None) -> None:

@@ -66,7 +66,7 @@ def copy_dictionaries(args: Namespace, files: Sequence[str], folder: Path, trust
 def _name_languages(args: Namespace, suffixes: Sequence[str], place: Path, checkpoint: str, trust: bool) -> None:
     """Set the languages: those by which files are called if there are such dictionaries, or those of the training."""
     stored: Any = suffixes
-    if len(suffixes) < 2 or not all((place / f"dict.{suffix}.txt").exists() for suffix in suffixes):
+    if len(suffixes) != 2 or not all((place / f"dict.{suffix}.txt").exists() for suffix in suffixes):
         state = load_checkpoint(checkpoint, trust)
         options = as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get("task"))
         stored = [options.get(name) for name in LANGUAGES]

@@ -5,19 +5,13 @@ import shutil
 
 import pytest
 import torch
-from support import language_models
+from support import classifiers, language_models
 from support.analysis import READ, SEARCH, one_line
+from support.commands import EVALUATION
 
 from fairseq_headgates.safety.checkpoint import load_checkpoint
 
-
-def result_of(text):
-    """A result without the names of the data in its signature."""
-    found = json.loads(text)
-    for each in found if isinstance(found, list) else [found]:
-        for part in each.get("scores", {}).values() if "signature" not in each else [each]:
-            part.pop("signature", None)
-    return found
+SIDES = ("src", "tgt")
 
 
 @pytest.fixture
@@ -30,8 +24,8 @@ def beside(toy, checkpoints, tmp_path):
     return folder / "checkpoint_last.pt"
 
 
-def text_of(toy, subset):
-    return ["--text", *(toy.text / f"{subset}.{side}" for side in ("src", "tgt"))]
+def text_of(folder, subset):
+    return ["--text", *(folder / f"{subset}.{side}" for side in SIDES)]
 
 
 @pytest.mark.parametrize(
@@ -40,13 +34,98 @@ def text_of(toy, subset):
         ["score", "--method", "gradient,confidence"],
         ["evaluate", "--gen-subset", "valid", *SEARCH],
         ["ablate", "--gen-subset", "valid"],
-        ["explain", "--lines", ",".join(map(str, range(1, 31))), "--gen-subset", "valid"],
+        ["explain", "--gen-subset", "valid", "--lines", ",".join(map(str, range(1, 31)))],
     ],
 )
-def test_results_are_those_of_the_binarised_text(command, headgates, toy, beside):
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_it_prints_what_it_prints_of_the_binarised_text(command, json, headgates, toy, beside):
     name, *options = command
-    expected = result_of(headgates(name, toy.data, "--path", beside, *options, "--json", *READ))
-    options = options[2:] if name == "explain" else options
-    found = headgates(name, "--path", beside, *options, "--json", *READ, *text_of(toy, "valid"))
-    assert "valid.src:" in found
-    assert result_of(found) == expected
+    expected = headgates(name, toy.data, "--path", beside, *options, *json, *READ)
+    kept = options[:2] if name == "explain" else options  # all sentences of a text are explained
+    found = headgates(name, "--path", beside, *kept, *json, *READ, *text_of(toy.text, "valid"))
+    assert "data:toy/bin|" in expected
+    expected = expected.replace("|split:valid", "" if name == "explain" else "|split:valid")
+    assert found.replace("data:toy/valid.src:toy/valid.tgt|", "data:toy/bin|") == expected
+
+
+def test_compress_fits_nine_tenths_of_a_text_and_measures_the_last(headgates, run, toy, beside, tmp_path):
+    for side in SIDES:
+        lines = (toy.text / f"train.{side}").read_text().splitlines(keepends=True)
+        for name, part in {"whole": lines, "first": lines[:180], "last": lines[180:]}.items():
+            (tmp_path / f"{name}.{side}").write_text("".join(part))
+    places = [
+        f"--{kind}={beside.parent}/dict.{side}.txt" for kind, side in zip(("srcdict", "tgtdict"), SIDES, strict=True)
+    ]
+    places += ["-s", "src", "-t", "tgt", "--trainpref", tmp_path / "first", "--validpref", tmp_path / "last"]
+    run("fairseq-preprocess", *places, "--destdir", tmp_path / "bin")
+    options = ["--path", beside, "--params", 0.8, *READ]
+    expected = headgates("compress", tmp_path / "bin", *options, "--out", tmp_path / "of-data.pt")
+    found = headgates("compress", *options, *text_of(tmp_path, "whole"), "--out", tmp_path / "of-text.pt")
+    assert found.splitlines()[:-1] == expected.splitlines()[:-1] and "fit:train-180" in found
+    of_data, of_text = (load_checkpoint(str(tmp_path / f"of-{kind}.pt"))["model"] for kind in ("data", "text"))
+    assert of_data.keys() == of_text.keys() and all(torch.equal(of_data[name], of_text[name]) for name in of_data)
+
+
+@pytest.mark.parametrize("task", [language_models.BLOCKS, classifiers.MASKED])
+def test_the_one_text_of_a_language_model(task, headgates, toy_text, toy_classes, train_lm, train_roberta, tmp_path):
+    if task is classifiers.MASKED:
+        train_roberta(tmp_path, *EVALUATION[:2], arch="roberta", task=task)
+        data, text = toy_classes / "input0", toy_classes.parent / "train.txt"
+    else:
+        train_lm(tmp_path, *EVALUATION[:2], arch="transformer_lm")
+        data, text = toy_text, toy_text.parent / "train.txt"
+    shutil.copy(data / "dict.txt", tmp_path)
+    options = ["--path", tmp_path / "checkpoint_last.pt", *task, *READ, "--json", "--gen-subset", "train"]
+    expected, found = (json.loads(headgates("evaluate", *p, *options)) for p in ([data], ["--text", text]))
+    assert expected["losses"] == found["losses"]
+    headgates("compress", *options[:-2], "--params", 0.9, "--text", text)
+
+
+def test_languages_and_dictionaries(headgates, toy, train, beside, tmp_path):
+    """Languages of the file names, of the checkpoint, or given; one dictionary for both; DATA as their folder."""
+    options, pair = ["--method", "gradient", "--json", *READ], ["-s", "src", "-t", "tgt"]
+
+    def score(*words, files=("valid.src", "valid.tgt")):
+        text = ["--text", *(tmp_path / file for file in files)]
+        return json.loads(headgates("score", *words, *options, *text))["scores"]
+
+    for side in SIDES:
+        shutil.copy(toy.text / f"valid.{side}", tmp_path)
+        shutil.copy(toy.text / f"valid.{side}", tmp_path / f"{side}.txt")
+    expected = score("--path", beside)
+    shutil.copy(beside, alone := tmp_path / "alone.pt")
+    assert expected == score(toy.data, "--path", alone)
+    shutil.copy(toy.data / "dict.src.txt", tmp_path / "dict.txt")
+    assert expected == score("--path", alone, *pair, files=("src.txt", "tgt.txt"))
+    train(beside.parent / "named", *pair)
+    named = (beside.parent / "named" / "checkpoint_last.pt").rename(beside.parent / "named.pt")
+    expected = score("--path", named)
+    assert expected == score("--path", named, files=("src.txt", "tgt.txt"))
+
+
+def test_texts_that_are_refused(headgates, toy, beside, toy_classes, tmp_path):
+    (tmp_path / "short.tgt").write_text("A B\n")
+    source = toy.text / "valid.src"
+    score = ["score", "--method", "gradient", *READ, "--path", beside]
+    for words, line in (
+        (["--text", source, tmp_path / "short.tgt"], "the numbers of sentences differ: 30 in"),
+        (["--text", source], "the languages of the text are not known: add -s SRC -t TGT"),
+        (
+            ["--text", source, "-s", "src", "-t", "tgt"],
+            "the subset 'valid' has no target side, which headgates score needs",
+        ),
+        (["--text", *[source] * 3, "-s", "src", "-t", "tgt"], "--text names 3 files, this --task reads 2"),
+        (["--text", source, "-s", "en", "-t", "tgt"], f"there is no dict.en.txt in {beside.parent}: give"),
+        ([*classifiers.CLASSES, "--text", source], "text alone has no labels, which classifiers need"),
+        ([], "arguments are required: data"),
+    ):
+        assert line in one_line(headgates(*score, *words, code=2))
+    words = ["--text", source, tmp_path / "short.tgt", "--path", beside, *READ]
+    assert "the numbers of lines differ: 30, 1 in" in one_line(headgates("explain", *words, code=2))
+
+
+def test_text_in_words_is_warned_of(run, beside, toy, tmp_path):
+    for side in SIDES:
+        (tmp_path / f"raw.{side}").write_text("abc def\n" * 20)
+    done = run("headgates", "score", "--method", "gradient", *READ, "--path", beside, *text_of(tmp_path, "raw"))
+    assert "raw.src has 40 tokens not in dict.src.txt: give text tokenised and in subwords" in done.err

@@ -40,8 +40,8 @@ class Compress(Text, Precision, Output):
 
     Remove the attention heads and feed-forward neurons that cost least, until the model has a given number of
     parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is trained; it takes
-    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid). With --text, the
-    last tenth of the text is --gen-subset, and what is before it --fit-subset.
+    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid). With
+    --text, the last tenth of the text is --gen-subset, and what is before it --fit-subset.
     """
 
     subset = CHOOSING
