@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from inspect import getdoc
 from logging.handlers import MemoryHandler
@@ -39,15 +41,10 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     """
     prepare_streams()
     argv = sys.argv[1:] if argv is None else list(argv)
-    chosen = next((argument for argument in argv if not argument.startswith("-")), "")
-    parser = build_parser([chosen])
     if not argv:
-        parser.print_help()
+        build_parser([""]).print_help()
         return 0
-    values, rest = parser.parse_known_args(argv)
-    options = COMMANDS[values.command](**vars(values), rest=rest)
-    if rest and options.fairseq_arguments() is None:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options = _parsed(argv)
     try:
         options.check_paths()
         if options.needs_models:
@@ -83,6 +80,41 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     except KeyboardInterrupt as stop:
         print(f"headgates {options.command}: stopped", file=sys.stderr)
         return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells do
+
+
+def call(command: str, *words: object, **options: Any) -> Any:
+    """Run a command from Python, and return the object that it prints with --json.
+
+    Args:
+        command: its name
+        words: its arguments without a name
+        options: its options, and those of fairseq-generate: True for a switch, a list for several values, None for none
+
+    Raises:
+        Exception: what the command would report in one line, such as a ValueError; SystemExit for unknown options
+    """
+    argv = [command, *map(str, words), "--json"]
+    for name, value in options.items():
+        values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
+        if value is not None and value is not False:
+            argv += [f"--{name.replace('_', '-')}", *map(str, values)]
+    parsed = _parsed(argv)
+    parsed.check_paths()
+    check_outputs(parsed)
+    parsed.check()
+    with redirect_stdout(io.StringIO()) as printed:
+        run(parsed)
+    return json.loads(printed.getvalue())
+
+
+def _parsed(argv: Sequence[str]) -> Options:
+    """Return the options of a subcommand. Ends with one line and exit code 2 if they are not valid."""
+    parser = build_parser([next((argument for argument in argv if not argument.startswith("-")), "")])
+    values, rest = parser.parse_known_args(argv)
+    options = COMMANDS[values.command](**vars(values), rest=rest)
+    if rest and options.fairseq_arguments() is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
 
 
 def run(options: Options) -> str:

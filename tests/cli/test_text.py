@@ -8,8 +8,11 @@ import torch
 from support import classifiers, language_models
 from support.analysis import READ, SEARCH, one_line
 from support.commands import EVALUATION
+from support.models import assert_same
 
-from fairseq_headgates.safety.checkpoint import load_checkpoint
+from fairseq_headgates import compress
+from fairseq_headgates.heads import Signature
+from fairseq_headgates.safety.checkpoint import load_checkpoint, model_args
 
 SIDES = ("src", "tgt")
 
@@ -129,3 +132,21 @@ def test_text_in_words_is_warned_of(run, beside, toy, tmp_path):
         (tmp_path / f"raw.{side}").write_text("abc def\n" * 20)
     done = run("headgates", "score", "--method", "gradient", *READ, "--path", beside, *text_of(tmp_path, "raw"))
     assert "raw.src has 40 tokens not in dict.src.txt: give text tokenised and in subwords" in done.err
+
+
+def test_compress_from_python_writes_what_the_command_writes(headgates, toy, beside, tmp_path, capsys):
+    options = ["--path", beside, "--params", 0.8, "--fit-sentences", 100, *READ]
+    expected = headgates("compress", toy.data, *options, "--out", tmp_path / "small.pt", "--json")
+    more = {"fit_sentences": 100, "cpu": True, "num_workers": 0}
+    found = compress(beside, data=toy.data, params=0.8, out=beside.parent / "small.pt", **more)
+    assert [found] == json.loads(expected) and not capsys.readouterr().out
+    state = load_checkpoint(str(beside.parent / "small.pt"))
+    assert_same(state, load_checkpoint(str(tmp_path / "small.pt")))
+    share, signature = found["parameters"][1] / found["parameters"][0], found["signature"]
+    assert signature.startswith(f"headgates|compress|params:{share:.3f}|units:heads+neurons|data:")
+    assert "|fit:train-100|" in signature and str(Signature.parse(signature)) == signature
+    assert model_args(state).compressed == signature
+    with pytest.raises(ValueError, match="exists"):
+        compress(beside, data=toy.data, params=0.8, out=tmp_path / "small.pt", **more)
+    of_text = compress(str(beside), text=text_of(toy.text, "train")[1:], units=["heads"], params=0.9, **more)
+    assert of_text["units"] == ["heads"] and "fit:train-100" in of_text["signature"]
