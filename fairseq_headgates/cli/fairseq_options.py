@@ -37,9 +37,7 @@ USUAL_TASKS = "translation language_modeling language_modeling_segments masked_l
 def fairseq_options(
     command: str, rest: Sequence[str], subset: str | None = None, text: bool = False
 ) -> argparse.Namespace:
-    """Parse the options of fairseq-generate in `rest`, which need no DATA with `text`.
-
-    Raise ValueError for values that cannot be used.
+    """Parse the options of fairseq-generate in `rest`; DATA is optional with `text`. Raise ValueError for wrong values.
 
     Ends with one line and exit code 2, as argparse does, for options that do not exist.
     """

@@ -41,10 +41,15 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     """
     prepare_streams()
     argv = sys.argv[1:] if argv is None else list(argv)
+    chosen = next((argument for argument in argv if not argument.startswith("-")), "")
+    parser = build_parser([chosen])
     if not argv:
-        build_parser([""]).print_help()
+        parser.print_help()
         return 0
-    options = _parsed(argv)
+    values, rest = parser.parse_known_args(argv)
+    options = COMMANDS[values.command](**vars(values), rest=rest)
+    if rest and options.fairseq_arguments() is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         options.check_paths()
         if options.needs_models:
@@ -83,38 +88,18 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
 
 
 def call(command: str, *words: object, **options: Any) -> Any:
-    """Run a command from Python, and return the object that it prints with --json.
+    """Run a subcommand, and return the object that it prints with --json. Errors are raised, not reported.
 
-    Args:
-        command: its name
-        words: its arguments without a name
-        options: its options, and those of fairseq-generate: True for a switch, a list for several values, None for none
-
-    Raises:
-        Exception: what the command would report in one line, such as a ValueError; SystemExit for unknown options
+    The value of an option is True for a switch, a list for several values, None for the default.
     """
-    argv = [command, *map(str, words), "--json"]
+    argv = [command, *map(str, words), "--json", "--debug"]
     for name, value in options.items():
-        values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
+        values = value if isinstance(value, (list, tuple)) else [value]
         if value is not None and value is not False:
-            argv += [f"--{name.replace('_', '-')}", *map(str, values)]
-    parsed = _parsed(argv)
-    parsed.check_paths()
-    check_outputs(parsed)
-    parsed.check()
+            argv += [f"--{name.replace('_', '-')}", *(str(each) for each in values if each is not True)]
     with redirect_stdout(io.StringIO()) as printed:
-        run(parsed)
+        main(argv)
     return json.loads(printed.getvalue())
-
-
-def _parsed(argv: Sequence[str]) -> Options:
-    """Return the options of a subcommand. Ends with one line and exit code 2 if they are not valid."""
-    parser = build_parser([next((argument for argument in argv if not argument.startswith("-")), "")])
-    values, rest = parser.parse_known_args(argv)
-    options = COMMANDS[values.command](**vars(values), rest=rest)
-    if rest and options.fairseq_arguments() is None:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return options
 
 
 def run(options: Options) -> str:

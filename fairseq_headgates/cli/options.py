@@ -40,6 +40,7 @@ class LoadsCheckpoint(Options):
     sentences: int | None = None
     out: str | None = None
     text: list[str] | None = None
+    fit_subset: str | None = None
 
     trust: bool = option(
         default=False,
@@ -114,10 +115,6 @@ class Text(FirstSentences):
         "they are the dict.*.txt beside the checkpoint. The languages are those of -s and -t, by which the files end, "
         "or of the training. Not for classifiers",
     )
-
-    def parts(self, subset: str) -> dict[str, tuple[float, float]]:
-        """Return where each subset begins and ends in the text, as shares of it."""
-        return {subset: (0, 1)}
 
 
 class ChosenSentences(Data):

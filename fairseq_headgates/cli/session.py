@@ -74,7 +74,7 @@ class Session(Signatures):
         if text and (fairseq.data is None or isinstance(options, Text)):
             dictionaries = copy_dictionaries(fairseq, text, Path(folder), options.trust)
             if isinstance(options, Text):
-                binarise(text, dictionaries, options.parts(fairseq.gen_subset))
+                binarise(text, dictionaries, fairseq.gen_subset, options.fit_subset)
         super().__init__(fairseq, text)
         if fairseq.bpe == "gpt2" and options.shows_tokens:  # the others print none, or text that the BPE decodes
             spell_numbers(self.task, to_config(fairseq).bpe)
@@ -124,9 +124,8 @@ class Session(Signatures):
 
     def note_subset(self) -> None:
         """Print the name of the subset on stderr if the command has read it, and --gen-subset does not give it."""
-        given = any(word.partition("=")[0] == "--gen-subset" for word in self.options.rest)
-        reads = isinstance(self.options, Data) and not self.options.text
-        if reads and self.writes and not given and self.fairseq.gen_subset in self.subsets:
+        given = self.options.text or any(word.partition("=")[0] == "--gen-subset" for word in self.options.rest)
+        if isinstance(self.options, Data) and self.writes and not given and self.fairseq.gen_subset in self.subsets:
             print(f"subset: {self.fairseq.gen_subset} (no --gen-subset is given)", file=sys.stderr)
 
     def with_subset(self, loaded: Loaded, subset: str) -> Loaded:

@@ -18,6 +18,7 @@ from fairseq_headgates.safety.checkpoint import as_mapping, load_checkpoint
 
 logger = logging.getLogger(__name__)
 
+FITTED = 0.9  # share of a text that is fitted, where the rest is measured
 NOTICEABLE = 0.05  # share of unknown tokens
 
 
@@ -27,19 +28,11 @@ def read_lines(file: str) -> list[str]:
 
 
 def copy_dictionaries(args: Namespace, files: Sequence[str], folder: Path, trust: bool) -> dict[str, Path]:
-    """Copy the dictionaries of DATA, or those beside the checkpoint, to a folder, which becomes DATA.
+    """Copy the dictionaries of DATA, or else those beside the checkpoint, to an empty folder, which becomes DATA.
 
-    Args:
-        args: the options of fairseq-generate, which get the folder and the languages that are missing
-        files: those of the text
-        folder: an empty folder
-        trust: whether the checkpoint may run code
-
-    Returns:
-        The dictionaries by language, source first; one of no language where a task has none
-
-    Raises:
-        ValueError: if languages or dictionaries are missing
+    Return them by language, source first, by "" for a task without languages. The options of fairseq-generate, `args`,
+    get the languages that are missing: the endings of the files if dictionaries have them, or those of the training.
+    Raise ValueError for languages or dictionaries that are not found.
     """
     if hasattr(args, "num_classes"):
         raise ValueError("text alone has no labels, which classifiers need: binarise both, and give DATA alone")
@@ -49,42 +42,35 @@ def copy_dictionaries(args: Namespace, files: Sequence[str], folder: Path, trust
     if hasattr(args, "target_lang"):
         complete_languages(args)
         if not (args.source_lang and args.target_lang):
-            _name_languages(args, [Path(file).suffix[1:] for file in files], place, checkpoint, trust)
+            endings: Sequence[Any] = [Path(file).suffix[1:] for file in files]
+            if len(endings) != 2 or not all((place / f"dict.{ending}.txt").exists() for ending in endings):
+                state = load_checkpoint(checkpoint, trust)
+                options = as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get("task"))
+                endings = [options.get(name) for name in LANGUAGES]
+            args.source_lang, args.target_lang = endings
         languages = [args.source_lang, args.target_lang]
+    if not all(isinstance(language, str) for language in languages):
+        raise ValueError("the languages of the text are not known: add -s SRC -t TGT")
     for path in place.glob("dict.*txt"):
         shutil.copy(path, folder)
     found = {language: folder / (f"dict.{language}.txt" if language else "dict.txt") for language in languages}
     for path in found.values():
-        if not path.exists() and (joined := folder / "dict.txt").exists():
-            shutil.copy(joined, path)
-        elif not path.exists():
+        if not path.exists() and not (folder / "dict.txt").exists():
             raise ValueError(f"there is no {path.name} in {place}: give the folder of the dictionaries as DATA")
+        if not path.exists():
+            shutil.copy(folder / "dict.txt", path)  # one for all languages
     args.data = str(folder)
     return found
 
 
-def _name_languages(args: Namespace, suffixes: Sequence[str], place: Path, checkpoint: str, trust: bool) -> None:
-    """Set the languages: those by which files are called if there are such dictionaries, or those of the training."""
-    stored: Any = suffixes
-    if len(suffixes) != 2 or not all((place / f"dict.{suffix}.txt").exists() for suffix in suffixes):
-        state = load_checkpoint(checkpoint, trust)
-        options = as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get("task"))
-        stored = [options.get(name) for name in LANGUAGES]
-    if not all(isinstance(language, str) for language in stored):
-        raise ValueError("the languages of the text are not known: add -s SRC -t TGT")
-    args.source_lang, args.target_lang = stored
-
-
-def binarise(files: Sequence[str], dictionaries: Mapping[str, Path], parts: Mapping[str, tuple[float, float]]) -> None:
+def binarise(files: Sequence[str], dictionaries: Mapping[str, Path], subset: str, fit: str | None = None) -> None:
     """Binarise text beside its dictionaries, as fairseq-preprocess does.
 
     Args:
-        files: a file for each dictionary; one alone is the source
+        files: one for each of the dictionaries, or the source alone; ValueError is raised for more
         dictionaries: those that `copy_dictionaries` returned
-        parts: where each subset begins and ends in the text, as shares of it
-
-    Raises:
-        ValueError: for more files than dictionaries
+        subset: what the text is called
+        fit: what its first part, `FITTED`, is called instead
     """
     if len(files) > len(dictionaries):
         raise ValueError(f"--text names {len(files)} files, this --task reads {len(dictionaries)}: leave out others")
@@ -95,9 +81,10 @@ def binarise(files: Sequence[str], dictionaries: Mapping[str, Path], parts: Mapp
         unknown = sum(int(each.eq(dictionary.unk()).sum()) for each in sentences)
         if unknown > NOTICEABLE * sum(map(len, sentences)):
             logger.warning(f"{file} has {unknown:,} tokens not in {path.name}: give text tokenised and in subwords")
-        for subset, (start, end) in parts.items():
-            name = f"{subset}.{'-'.join(dictionaries)}.{language}" if language else subset
-            builder = indexed_dataset.make_builder(f"{path.parent / name}.bin", "mmap", vocab_size=len(dictionary))
-            for sentence in sentences[int(start * len(lines)) : int(end * len(lines))]:
+        first = int(FITTED * len(lines)) if fit not in (None, subset) else 0
+        for name, part in ((subset, sentences[first:]), *([(fit, sentences[:first])] if first else [])):
+            prefix = path.parent / (f"{name}.{'-'.join(dictionaries)}.{language}" if language else f"{name}")
+            builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", vocab_size=len(dictionary))
+            for sentence in part:
                 builder.add_item(sentence)
-            builder.finalize(f"{path.parent / name}.idx")
+            builder.finalize(f"{prefix}.idx")

@@ -20,7 +20,7 @@ from fairseq_headgates.scores.options import UNITS, Progress
 
 def compress(
     model: Any, task: Any = None, batches: Any = None, params: float | None = None, units: Collection[str] = UNITS,
-    progress: Progress = iter, *, data: str | None = None, out: str | None = None, **options: Any
+    progress: Progress = iter, *, data: str | None = None, **options: Any
 ) -> Any:  # fmt: skip
     """Remove heads and feed-forward neurons of a model or of a checkpoint, and repair what is left by least squares.
 
@@ -29,19 +29,17 @@ def compress(
 
     Args:
         model: a fairseq model, which does not change; or the path of a checkpoint, for the command `headgates compress`
-        task: the fairseq task of the model; with a path, the value of --task, by default "translation"
-        batches: of a model: samples of the task, those of this worker if several share the data
+        task: the fairseq task of the model; of a checkpoint, its name for --task
+        batches: of a model, samples of the task, those of this worker if several share the data
         params: parameters to keep at most: a share (float) or a number (int)
         units: "heads", "neurons", or both
-        progress: of a model: wraps lists of layers and batches, e.g. `tqdm`
-        data: with a path: a folder of fairseq-preprocess
-        out: with a path: the checkpoint to write
-        options: with a path: other options of the command and of fairseq-generate, such as ``fit_sentences=500``,
-            ``cpu=True`` or, in place of `data`, ``text=["train.en", "train.de"]``
+        progress: of a model, wraps lists of layers and batches, e.g. `tqdm`
+        data: of a checkpoint, a folder of fairseq-preprocess
+        options: of a checkpoint, options of the command and of fairseq-generate, such as ``out="small.pt"``,
+            ``fit_sentences=500``, ``cpu=True`` or, in place of `data`, ``text=["train.en", "train.de"]``
 
     Returns:
-        A copy of the model; with a path, what the command prints with --json: parameters, loss and so on as
-        [before, after]
+        A copy of the model; of a checkpoint, what the command prints with --json
 
     Raises:
         ValueError: if the model cannot be compressed so far, or there are too few tokens to fit
@@ -54,9 +52,8 @@ def compress(
         return Compressor(model, corpus, corpus, units, lambda _: progress).compress(params).model
     from fairseq_headgates.cli.main import call
 
-    words, units = [] if data is None else [data], ",".join(units)
-    (result,) = call("compress", *words, path=model, task=task, params=params, units=units, out=out, **options)
-    return result
+    words = [] if data is None else [data]
+    return call("compress", *words, path=model, task=task, params=params, units=",".join(units), **options)[0]
 
 
 BUDGET = methodcaller("add_mutually_exclusive_group", required=True)
@@ -148,10 +145,6 @@ class Compress(Text, Precision, Output):
         name, budgets = self._budgets()
         if self.out and len(budgets) > 1:
             raise ValueError(f"--out is for one compressed model, --{name} names {len(budgets)}: name one")
-
-    def parts(self, subset: str) -> dict[str, tuple[float, float]]:
-        """Return that the last tenth of a text is measured, and the rest fitted."""
-        return super().parts(subset) if subset == self.fit_subset else {self.fit_subset: (0, 0.9), subset: (0.9, 1)}
 
     def run(self, session: Any) -> Answer:
         """Compress the model to each size or speed, and write it."""
