@@ -110,10 +110,10 @@ class Text(FirstSentences):
         metavar="FILE",
         nargs="+",
         reads="the text",
-        help="read text in place of the subset: the source and the target, or the one text of a language model "
-        "(-: standard input), encoded like the training data. DATA then gives only the dictionaries; without DATA, "
-        "they are the dict.*.txt beside the checkpoint. The languages are those of -s and -t, by which the files end, "
-        "or of the training. Not for classifiers",
+        help="use text in place of the data, encoded like the training data: source and target, or for a language "
+        "model one text (-: standard input). DATA then gives only the dictionaries; without DATA, they are the "
+        "dict.*.txt beside the checkpoint. Languages: those of -s and -t, those by which the files end, or those "
+        "of the training. Not for classifiers",
     )
 
 
