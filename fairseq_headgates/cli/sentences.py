@@ -15,7 +15,7 @@ from fairseq_headgates.cli.session import Session
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import Classes
 from fairseq_headgates.data.sentences import read_sentences, typed_sentences
-from fairseq_headgates.data.text import read_lines
+from fairseq_headgates.data.text import read_sides
 from fairseq_headgates.files import to_json
 from fairseq_headgates.heads import Signature
 
@@ -35,10 +35,7 @@ def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> I
     if options.lines is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
     name = " and ".join("standard input" if file == "-" else file for file in options.text)
-    sides = [read_lines(file) for file in options.text]
-    if len({*map(len, sides)}) > 1:
-        raise ValueError(f"the numbers of lines differ: {', '.join(map(str, map(len, sides)))} in {name}")
-    rows = ("\t".join(row) for row in zip(*sides, strict=True))
+    rows = map("\t".join, zip(*read_sides(options.text), strict=True))
     lines = {number: row for number, row in enumerate(rows, start=1) if row.strip()}
     if not lines:
         raise ValueError(f"{name} has no sentence: give one sentence per line")

@@ -199,7 +199,7 @@ def open_session(options: LoadsCheckpoint, needs_target: bool = True) -> Iterato
         if plot := options.files_to_write().get("plot"):
             check_picture(plot, isinstance(options, ChosenSentences))
         try:
-            with TemporaryDirectory(prefix="headgates-") if options.text else nullcontext("") as folder:
+            with TemporaryDirectory(prefix="headgates-text-") if options.text else nullcontext("") as folder:
                 session = Session(options, needs_target, folder)
                 yield session
             session.note_subset()

@@ -22,9 +22,15 @@ FITTED = 0.9  # share of a text that is fitted, where the rest is measured
 NOTICEABLE = 0.05  # share of unknown tokens
 
 
-def read_lines(file: str) -> list[str]:
-    """Return the lines of a text, "-" for standard input."""
-    return lines_of(read_standard_input() if file == "-" else read_text(file, "the text", "give a text file"))
+def read_sides(files: Sequence[str]) -> list[list[str]]:
+    """Return the lines of each file, "-" for standard input. Raise ValueError unless they are as many."""
+    texts = (
+        read_standard_input() if file == "-" else read_text(file, "the text", "give a text file") for file in files
+    )
+    sides = [lines_of(text) for text in texts]
+    if len({*map(len, sides)}) > 1:
+        raise ValueError(f"the numbers of lines differ: {', '.join(str(len(side)) for side in sides)} in --text")
+    return sides
 
 
 def copy_dictionaries(args: Namespace, files: Sequence[str], folder: Path, trust: bool) -> dict[str, Path]:
@@ -50,7 +56,7 @@ def copy_dictionaries(args: Namespace, files: Sequence[str], folder: Path, trust
             args.source_lang, args.target_lang = endings
         languages = [args.source_lang, args.target_lang]
     if not all(isinstance(language, str) for language in languages):
-        raise ValueError("the languages of the text are not known: add -s SRC -t TGT")
+        raise ValueError(f"the files do not end in languages of the dictionaries in {place}: add -s SRC -t TGT")
     for path in place.glob("dict.*txt"):
         shutil.copy(path, folder)
     found = {language: folder / (f"dict.{language}.txt" if language else "dict.txt") for language in languages}
@@ -74,8 +80,8 @@ def binarise(files: Sequence[str], dictionaries: Mapping[str, Path], subset: str
     """
     if len(files) > len(dictionaries):
         raise ValueError(f"--text names {len(files)} files, this --task reads {len(dictionaries)}: leave out others")
-    for file, (language, path) in zip(files, dictionaries.items(), strict=False):
-        dictionary, lines = Dictionary.load(str(path)), read_lines(file)
+    for file, lines, (language, path) in zip(files, read_sides(files), dictionaries.items(), strict=False):
+        dictionary = Dictionary.load(str(path))
         check_dictionary(dictionary)
         sentences = [dictionary.encode_line(line, add_if_not_exist=False) for line in lines]
         unknown = sum(int(each.eq(dictionary.unk()).sum()) for each in sentences)

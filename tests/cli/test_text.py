@@ -111,8 +111,8 @@ def test_texts_that_are_refused(headgates, toy, beside, toy_classes, tmp_path):
     source = toy.text / "valid.src"
     score = ["score", "--method", "gradient", *READ, "--path", beside]
     for words, line in (
-        (["--text", source, tmp_path / "short.tgt"], "the numbers of sentences differ: 30 in"),
-        (["--text", source], "the languages of the text are not known: add -s SRC -t TGT"),
+        (["--text", source, tmp_path / "short.tgt"], "the numbers of lines differ: 30, 1 in --text"),
+        (["--text", source], "the files do not end in languages of the dictionaries"),
         (
             ["--text", source, "-s", "src", "-t", "tgt"],
             "the subset 'valid' has no target side, which headgates score needs",
@@ -124,7 +124,7 @@ def test_texts_that_are_refused(headgates, toy, beside, toy_classes, tmp_path):
     ):
         assert line in one_line(headgates(*score, *words, code=2))
     words = ["--text", source, tmp_path / "short.tgt", "--path", beside, *READ]
-    assert "the numbers of lines differ: 30, 1 in" in one_line(headgates("explain", *words, code=2))
+    assert "the numbers of lines differ: 30, 1 in --text" in one_line(headgates("explain", *words, code=2))
 
 
 def test_text_in_words_is_warned_of(run, beside, toy, tmp_path):
