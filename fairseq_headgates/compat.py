@@ -103,7 +103,7 @@ def mend_swish(model: nn.Module) -> None:
 
     for module in model.modules():
         if getattr(module, "activation_fn", None) is SiLU:
-            module.activation_fn = silu
+            module.activation_fn = silu  # type: ignore[assignment]
 
 
 def without_shortcut(layer: nn.Module) -> None:
