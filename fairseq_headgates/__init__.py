@@ -23,7 +23,7 @@ MODULES = {
     "relevance": "scores.relevance.explaining",
 }
 NAMES = {
-    "compression.model": ("compress",),
+    "cli.commands.compress": ("compress",),
     "compression.refit": ("refit",),
     "scores.relevance.explaining": ("explain",),
     "attention.choice": ("best_heads",),

@@ -96,6 +96,16 @@ def complete(preset: Callable[[Any], Any], args: Any) -> None:
             args[name] = value
 
 
+def mend_swish(model: nn.Module) -> None:
+    """Let a model compute --activation-fn swish (Marian), in place: fairseq gives its layers a class, no function."""
+    from torch.nn import SiLU
+    from torch.nn.functional import silu
+
+    for module in model.modules():
+        if getattr(module, "activation_fn", None) is SiLU:
+            module.activation_fn = silu  # type: ignore[assignment]
+
+
 def without_shortcut(layer: nn.Module) -> None:
     """Remove the inference shortcut of an encoder layer of fairseq 0.12.2, in place. Other layers are left as they are.
 

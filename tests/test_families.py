@@ -10,17 +10,20 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from support.checkpoints import assert_same_tensors, read
 from support.commands import EVALUATION
-from support.families import FAMILIES, LOG_ALPHA, OPEN
+from support.families import FAMILIES, LOG_ALPHA, OPEN, PROPERTIES
 from support.models import assert_same
+from support.pages import ROOT
 
 from fairseq_headgates import attention_modules, gate_values, l0_penalty, masked, prune
 from fairseq_headgates.attention.cuts import open_mask
 from fairseq_headgates.checkpoints.pruned import prune_checkpoint, stock_checkpoint
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
+from fairseq_headgates.inference import kernels, packed_linear
 from fairseq_headgates.plugin.models.building import build_model
 from fairseq_headgates.safety.checkpoint import model_args
 from fairseq_headgates.scores.ablation import ablation_losses
+from fairseq_headgates.scores.options import SCORES
 
 
 @pytest.fixture(params=FAMILIES)
@@ -121,15 +124,17 @@ def test_ablation_is_the_loss_of_the_masked_model(family, mode):
 BY_COMMAND = [name for name, family in FAMILIES.items() if family.commands]
 
 
-@pytest.mark.parametrize(
+each_by_command = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.rehearsal] * (name != "transformer")) for name in BY_COMMAND]
 )
+
+
+@each_by_command
 def test_it_is_trained_pruned_compressed_and_measured_by_command(name, forms_of, run, request, tmp_path):
     """In every form alike, by fairseq's commands and by ours; the optimiser goes on with the pruned weights."""
     family, forms = FAMILIES[name], forms_of(name)
     commands = family.commands
-    data = request.getfixturevalue(commands.data)
-    data, reading = getattr(data, "data", data), [*commands.reading, *EVALUATION]
+    data, reading = commands.place(request), [*commands.reading, *EVALUATION]
 
     def measured(form):
         done = run(*commands.measure[:1], data, *commands.measure[1:], *reading, "--path", forms[form])
@@ -164,3 +169,33 @@ def test_it_is_trained_pruned_compressed_and_measured_by_command(name, forms_of,
     (found,) = json.loads(done.out)
     assert found["parameters"][1] <= 0.9 * found["parameters"][0]
     assert found["loss"][1] == pytest.approx(loss(tmp_path / "small.pt"), abs=1e-4)
+
+
+@each_by_command
+def test_its_properties_are_those_of_the_table(name, forms_of, run, request, monkeypatch):
+    """A command works on it, or refuses it in one line."""
+    family, path = FAMILIES[name], forms_of(name)["gated"]
+    commands = family.commands
+    monkeypatch.setattr(packed_linear, "WORTH_PACKING", 1)
+    reading = [commands.place(request), *commands.reading, *EVALUATION, "--gen-subset", "valid", "--path", path]
+    for property, words in PROPERTIES.items():
+        if property == "int8" and not kernels.int8_range():
+            continue
+        done = run("headgates", *words(reading), code=None)
+        assert done.code == (2 if property in family.limits else 0), (property, done.err)
+        assert done.code == 0 or (done.err.startswith("headgates") and done.err.count("\n") == 1)
+        assert property != "int8" or "|dtype:int8" in done.out
+    methods = ",".join(SCORES.keys() - {"relevance"})
+    run("headgates", "score", *reading, "--method", methods)
+
+
+def test_the_page_has_the_table():
+    """The table of docs/any-model.md: a row for each family that is trained by command, a column for each property."""
+    lines = (ROOT / "docs" / "any-model.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    header, _, *rows = rows[: 2 + len(BY_COMMAND)]
+    assert header == ["architecture", *PROPERTIES]
+    names = [re.sub(r"`| \(.*\)", "", name) for name, *_ in rows]
+    assert {name: cells for name, (_, *cells) in zip(names, rows, strict=True)} == {
+        name: [FAMILIES[name].limits.get(each, "yes") for each in PROPERTIES] for name in BY_COMMAND
+    }

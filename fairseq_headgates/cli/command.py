@@ -128,7 +128,7 @@ class Options:
         for name, each in self.declared().items():
             values = getattr(self, name) if each.reads else None
             for value in values if isinstance(values, list) else [values]:
-                path = value[1] if isinstance(value, tuple) else value  # --text SUBSET=FILE
+                path = value[1] if isinstance(value, tuple) else value  # --words SUBSET=FILE
                 if path and not NO_FILE.match(path):
                     yield each.reads, path
         words = self.fairseq_arguments() or []

@@ -10,6 +10,7 @@ from dataclasses import fields
 from fairseq import options, utils
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass.configs import GenerationConfig
+from omegaconf import MISSING
 
 from fairseq_headgates.cli.options import DATA_USAGE
 from fairseq_headgates.cli.parser import ArgumentParser
@@ -33,8 +34,10 @@ UNUSED = (
 USUAL_TASKS = "translation language_modeling language_modeling_segments masked_lm sentence_prediction".split()
 
 
-def fairseq_options(command: str, rest: Sequence[str], subset: str | None = None) -> argparse.Namespace:
-    """Parse the options of fairseq-generate in `rest`. Raise ValueError for values that cannot be used.
+def fairseq_options(
+    command: str, rest: Sequence[str], subset: str | None = None, text: bool = False
+) -> argparse.Namespace:
+    """Parse the options of fairseq-generate in `rest`; DATA is optional with `text`. Raise ValueError for wrong values.
 
     Ends with one line and exit code 2, as argparse does, for options that do not exist.
     """
@@ -57,7 +60,7 @@ def fairseq_options(command: str, rest: Sequence[str], subset: str | None = None
         if given.criterion not in (None, given.task):
             raise ValueError(f"--criterion is {given.criterion}: leave it out, --task {given.task} has its own")
         parser.set_defaults(criterion=given.task)
-    args = options.parse_args_and_arch(parser, list(rest))
+    args = options.parse_args_and_arch(parser, list(rest), modify_parser=_without_required if text else None)
     if args.path is None:
         raise ValueError("no checkpoint is given: add --path CKPT")
     if command == "prune" and args.gen_subset != parser.get_default("gen_subset"):
@@ -88,6 +91,7 @@ def changed_options(args: argparse.Namespace) -> tuple[dict[str, str], dict[str,
 def _without_required(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         action.required = False
+        action.default = None if action.default == MISSING else action.default
 
 
 def _import_user_dir(folder: str | None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from inspect import getdoc
 from logging.handlers import MemoryHandler
@@ -83,6 +85,21 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
     except KeyboardInterrupt as stop:
         print(f"headgates {options.command}: stopped", file=sys.stderr)
         return 128 + (stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT)  # as shells do
+
+
+def call(command: str, *words: object, **options: Any) -> Any:
+    """Run a subcommand, and return the object that it prints with --json. Errors are raised, not reported.
+
+    The value of an option is True for a switch, a list for several values, None for the default.
+    """
+    argv = [command, *map(str, words), "--json", "--debug"]
+    for name, value in options.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if value is not None and value is not False:
+            argv += [f"--{name.replace('_', '-')}", *(str(each) for each in values if each is not True)]
+    with redirect_stdout(io.StringIO()) as printed:
+        main(argv)
+    return json.loads(printed.getvalue())
 
 
 def run(options: Options) -> str:

@@ -11,6 +11,7 @@ from fairseq_headgates.heads import TYPES
 from fairseq_headgates.scores.options import GRADIENT_UNITS, HEAD_RULES, NORMS
 
 DATA_USAGE = "%(prog)s DATA --path CKPT [options] [options of fairseq-generate]"
+TEXT_USAGE = DATA_USAGE.replace("DATA", "(DATA | --text FILE...)")
 OPEN = (
     "A head is open if its evaluation gate is above 0, otherwise closed. The evaluation gate is the constant that "
     "replaces the random gate after training."
@@ -38,6 +39,8 @@ class LoadsCheckpoint(Options):
 
     sentences: int | None = None
     out: str | None = None
+    text: list[str] | None = None
+    fit_subset: str | None = None
 
     trust: bool = option(
         default=False,
@@ -98,9 +101,26 @@ class FirstSentences(Data):
     )
 
 
+class Text(FirstSentences):
+    """--text, of commands that read text in place of binarised data; see `data.text`."""
+
+    usage = TEXT_USAGE
+
+    text: list[str] | None = option(
+        metavar="FILE",
+        nargs="+",
+        reads="the text",
+        help="use text in place of the data, encoded like the training data: source and target, or for a language "
+        "model one text (-: standard input). DATA then gives only the dictionaries; without DATA, they are the "
+        "dict.*.txt beside the checkpoint. Languages: those of -s and -t, those by which the files end, or those "
+        "of the training. Not for classifiers",
+    )
+
+
 class ChosenSentences(Data):
     """--lines and --text, of commands that work on single sentences; see `sentences.sentences`."""
 
+    usage = TEXT_USAGE
     shows_tokens = True
 
     lines: list[int] | None = option(
@@ -109,13 +129,14 @@ class ChosenSentences(Data):
         help="numbers of sentences of --gen-subset, counted from 1 (default: 1)",
     )
     plot: str | None
-    text: str | None = option(
+    text: list[str] | None = option(
         metavar="FILE",
-        type=filled,
+        nargs="+",
         reads="the text",
         help="read sentences from a file (-: from standard input) instead of --gen-subset, one per line: SOURCE, or "
-        "SOURCE, tab, TARGET, tokenised and split into subwords. Classifiers: one sentence, with DATA/input1 two and a "
-        "tab between them; <s>, </s> and --separator-token are added",
+        "SOURCE, tab, TARGET, or each in a file of its own, encoded like the training data. Classifiers: one sentence, "
+        "with DATA/input1 two and a tab between them; <s>, </s> and --separator-token are added. DATA then gives only "
+        "the dictionaries; without DATA, they are the dict.*.txt beside the checkpoint",
     )
 
 

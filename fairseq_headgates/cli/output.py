@@ -54,6 +54,7 @@ def then_evaluate(options: LoadsCheckpoint, *checkpoints: str) -> str:
     for option in ("--path", "--gen-subset"):  # the default is the test set
         parser.add_argument(option)
     words = parser.parse_known_args(options.fairseq_arguments() or ["DATA"])[1]
+    words += ["--text", *(f"TEST{Path(file).suffix}" for file in options.text)] if options.text else []
     words += ["--arch", options.arch] if options.arch else []
     words += ["--trust"] if options.trust else []
     return shlex.join(["headgates", "evaluate", *words, "--path", ":".join(checkpoints)])

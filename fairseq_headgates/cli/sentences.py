@@ -15,7 +15,8 @@ from fairseq_headgates.cli.session import Session
 from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.objectives import Classes
 from fairseq_headgates.data.sentences import read_sentences, typed_sentences
-from fairseq_headgates.files import lines_of, read_standard_input, read_text, to_json
+from fairseq_headgates.data.text import read_sides
+from fairseq_headgates.files import to_json
 from fairseq_headgates.heads import Signature
 
 
@@ -33,9 +34,9 @@ def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> I
         return zip(chosen, read_sentences(session.fairseq, session.task, model, chosen), strict=True)
     if options.lines is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
-    name = "standard input" if options.text == "-" else options.text
-    text = read_standard_input() if options.text == "-" else read_text(name, "the text", "give a text file")
-    lines = {number: line for number, line in enumerate(lines_of(text), start=1) if line.strip()}
+    name = " and ".join("standard input" if file == "-" else file for file in options.text)
+    rows = map("\t".join, zip(*read_sides(options.text), strict=True))
+    lines = {number: row for number, row in enumerate(rows, start=1) if row.strip()}
     if not lines:
         raise ValueError(f"{name} has no sentence: give one sentence per line")
     of_pairs = isinstance(session.objective, Classes) and Path(session.fairseq.data, "input1").is_dir()

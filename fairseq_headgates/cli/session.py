@@ -7,10 +7,11 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,13 +21,14 @@ from tqdm import tqdm
 
 from fairseq_headgates import __version__
 from fairseq_headgates.cli.fairseq_options import fairseq_options
-from fairseq_headgates.cli.options import ChosenSentences, Data, LoadsCheckpoint, Refit, Scores
+from fairseq_headgates.cli.options import ChosenSentences, Data, LoadsCheckpoint, Refit, Scores, Text
 from fairseq_headgates.cli.output import check_picture, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.data.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.data.metrics import Metric, metric_of
 from fairseq_headgates.data.symbols import spell_numbers
 from fairseq_headgates.data.task import to_config
+from fairseq_headgates.data.text import binarise, copy_dictionaries
 from fairseq_headgates.data.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
@@ -59,8 +61,9 @@ class Session(Signatures):
         writes: whether this is the first worker, the only one that writes and prints
     """
 
-    def __init__(self, options: LoadsCheckpoint, needs_target: bool):
-        fairseq = fairseq_options(options.command, options.fairseq_arguments() or [], options.subset)
+    def __init__(self, options: LoadsCheckpoint, needs_target: bool, folder: str = ""):
+        rest, text = options.fairseq_arguments() or [], options.text
+        fairseq = fairseq_options(options.command, rest, options.subset, bool(text))
         self.options, self.needs_target = options, needs_target
         self.paths = utils.split_paths(fairseq.path)
         if len({Path(path).resolve() for path in self.paths}) < len(self.paths):
@@ -68,7 +71,11 @@ class Session(Signatures):
         join_workers(fairseq)
         self.writes, self._warned = fairseq.distributed_rank == 0, set[str]()
         self.subsets, self._journals = set[str](), list[ResumeJournal]()
-        super().__init__(fairseq)
+        if text and (fairseq.data is None or isinstance(options, Text)):
+            dictionaries = copy_dictionaries(fairseq, text, Path(folder), options.trust)
+            if isinstance(options, Text):
+                binarise(text, dictionaries, fairseq.gen_subset, options.fit_subset)
+        super().__init__(fairseq, text)
         if fairseq.bpe == "gpt2" and options.shows_tokens:  # the others print none, or text that the BPE decodes
             spell_numbers(self.task, to_config(fairseq).bpe)
 
@@ -117,7 +124,7 @@ class Session(Signatures):
 
     def note_subset(self) -> None:
         """Print the name of the subset on stderr if the command has read it, and --gen-subset does not give it."""
-        given = any(word.partition("=")[0] == "--gen-subset" for word in self.options.rest)
+        given = self.options.text or any(word.partition("=")[0] == "--gen-subset" for word in self.options.rest)
         if isinstance(self.options, Data) and self.writes and not given and self.fairseq.gen_subset in self.subsets:
             print(f"subset: {self.fairseq.gen_subset} (no --gen-subset is given)", file=sys.stderr)
 
@@ -192,8 +199,9 @@ def open_session(options: LoadsCheckpoint, needs_target: bool = True) -> Iterato
         if plot := options.files_to_write().get("plot"):
             check_picture(plot, isinstance(options, ChosenSentences))
         try:
-            session = Session(options, needs_target)
-            yield session
+            with TemporaryDirectory(prefix="headgates-text-") if options.text else nullcontext("") as folder:
+                session = Session(options, needs_target, folder)
+                yield session
             session.note_subset()
             leave_workers()
         except RuntimeError as error:

@@ -30,12 +30,13 @@ class Signatures:
 
     Attributes:
         fairseq: the options of fairseq-generate
+        places: the folders of the data, or the files of the text
         task: fairseq's task of these options
         objective: what its models compute; see `data.objectives`
     """
 
-    def __init__(self, fairseq: argparse.Namespace):
-        self.fairseq = fairseq
+    def __init__(self, fairseq: argparse.Namespace, text: Sequence[str] | None = None):
+        self.fairseq, self.places = fairseq, text or utils.split_paths(fairseq.data)
         self._data_options, self._search_options = changed_options(fairseq)  # before the task adds its own
         self.task = setup_task(fairseq)
         self.objective = objective_of(self.task)
@@ -48,9 +49,9 @@ class Signatures:
 
     def origin(self, subset: str) -> Signature:
         """Return the signature of the data, with all options that are not fairseq's defaults and change results."""
-        folders = ":".join(short_name(folder) for folder in utils.split_paths(self.fairseq.data))
+        places = ":".join(map(short_name, self.places))
         options = _listed(self._data_options, self.objective.signed)
-        parts = {"data": folders, **self.objective.signature(), "options": options, "split": subset}
+        parts = {"data": places, **self.objective.signature(), "options": options, "split": subset}
         return Signature({name: part for name, part in parts.items() if part or name not in ("options", "split")})
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -32,11 +32,10 @@ from fairseq_headgates.compression.refit import refit_to
 from fairseq_headgates.compression.timing import Work
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
-from fairseq_headgates.data.losses import Sample
 from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.speed import Rates
 from fairseq_headgates.drawing.tables import with_interval
-from fairseq_headgates.scores.options import UNITS, Progress
+from fairseq_headgates.scores.options import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -51,34 +50,6 @@ STEP = 1.5  # by which a correction changes the time to be saved, at most
 
 class OutOfReach(ValueError):
     """The model cannot have this number of parameters, or this speed."""
-
-
-def compress(
-    model: nn.Module,
-    task: Any,
-    batches: Sequence[Sample],
-    params: float,
-    units: Collection[str] = UNITS,
-    progress: Progress = iter,
-) -> nn.Module:
-    """Return a copy of a model with fewer heads and feed-forward neurons, repaired by least squares.
-
-    Nothing is trained. Use training data, not evaluation data. A tenth of the sentences, the last ones, is held out to
-    measure the result: where its loss contradicts the estimate, other choices are tried, also smaller ones.
-
-    Args:
-        model: a fairseq model; it does not change
-        task: the fairseq task of the model
-        batches: samples of the task, those of this worker if several share the data
-        params: parameters to keep at most: a share (float) or a number (int)
-        units: "heads", "neurons", or both
-        progress: wraps lists of layers and batches, e.g. `tqdm`
-
-    Raises:
-        ValueError: if the model cannot be compressed so far, or there are too few tokens to fit
-    """
-    corpus = Corpus(task, batches)
-    return Compressor(model, corpus, corpus, units, lambda _: progress).compress(params).model
 
 
 @dataclass(frozen=True)

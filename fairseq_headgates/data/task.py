@@ -31,7 +31,7 @@ def setup_task(args: Namespace) -> Any:
     Afterwards `args` holds the languages that fairseq infers, which --tokenizer moses needs.
     """
     check_supported(args.task)
-    _complete_languages(args)
+    complete_languages(args)
     # Composing all options with hydra, as fairseq does, takes a fifth of a second: only if the task refers to others.
     fields = TASK_DATACLASS_REGISTRY[args.task].from_namespace(args) if args.task in TASK_DATACLASS_REGISTRY else args
     refers = any(str(value).startswith("${") for value in vars(fields).values())
@@ -63,7 +63,7 @@ def setup_task(args: Namespace) -> Any:
     return task
 
 
-def _complete_languages(args: Namespace) -> None:
+def complete_languages(args: Namespace) -> None:
     """Set the languages of translation where the options leave them out. Raise ValueError where fairseq takes none."""
     source, target = (getattr(args, name, None) for name in LANGUAGES)
     if not hasattr(args, "target_lang") or (source and target):

@@ -99,7 +99,7 @@ class Contributions:
 class Signature:
     """Describes how a result was computed; its text is 'method|name:value|name:value'.
 
-    `method` may be empty. Values may hold colons, names and values no '|'.
+    `method` may be empty, or several words with '|' between them. Values may hold colons, names and values no '|'.
     """
 
     parts: Mapping[str, str]
@@ -113,7 +113,7 @@ class Signature:
     def parse(cls, text: str) -> Signature:
         """Parse the text of a signature."""
         fields = [part.partition(":") for part in text.split("|")]
-        method = "".join(name for name, colon, _ in fields[:1] if not colon)
+        method = "|".join(name for name, colon, _ in fields if not colon)
         return cls({name: value for name, colon, value in fields if colon}, method)
 
     def data(self, subset: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ MODELS = models(config, FAMILY)
 PRETRAININGS, CURVES = {}, []
 EVALUATION_FILES, TRANSLATES = expand(f"{OUT}/text/{{split}}.words", split=SPLITS[1:]), False
 EVALUATION = f"{DATA_OPTIONS} --gen-subset test --loss-subset valid,test" + "".join(
-    f" --text {split}={OUT}/text/{split}.words" for split in SPLITS[1:]
+    f" --words {split}={OUT}/text/{split}.words" for split in SPLITS[1:]
 )
 TABLE_OPTIONS = f"--paper {config['paper']}" if "paper" in config else ""
 ENCODED = "bpe" if config["bpe"] else "words"

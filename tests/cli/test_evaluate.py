@@ -160,7 +160,7 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(evaluated, headgates, 
     reading = language_models.READING
     said = run("fairseq-eval-lm", tmp_path / "bin", *reading, "--path", path, "--gen-subset", "test").text
 
-    options = ["--text", f"test={text}", "--speed", "1"]
+    options = ["--words", f"test={text}", "--speed", "1"]
     (found,) = evaluated(tmp_path / "bin", [path], *options, reading=[*language_models.BLOCKS, *READ])
     loss = found.losses["test"]
     assert loss.mean == pytest.approx(float(re.search(r"Loss \(base 2\): ([\d.]+)", said)[1]), abs=2e-4)
@@ -169,9 +169,9 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(evaluated, headgates, 
     assert loss.words == loss.tokens - 2 * 11
     assert loss.perplexity_per_word == pytest.approx(2 ** (loss.mean * loss.tokens / loss.words))
     assert found.predictions is None and found.scores == {} and found.speed.unit == "tokens"
-    other = [tmp_path / "bin", "--path", path, *language_models.BLOCKS, *READ, "--text", f"test={tmp_path / 'other'}"]
+    other = [tmp_path / "bin", "--path", path, *language_models.BLOCKS, *READ, "--words", f"test={tmp_path / 'other'}"]
     (tmp_path / "other").write_text("a b\n" * 9)
-    words = "--text test has 9 lines, the subset 12: give the text that was binarised"
+    words = "--words test has 9 lines, the subset 12: give the text that was binarised"
     assert words in one_line(headgates("evaluate", *other, code=2))
 
 
@@ -235,8 +235,8 @@ def test_a_speed_has_the_interval_of_its_rounds(on_toy, monkeypatch):
     [
         (["--reference", "short.txt"], "--reference has 2 lines, the subset 10 sentences: give a line for each"),
         (["--hypotheses", "x", "--out", "x"], "--hypotheses and --out name the same file"),
-        (["--text", "test"], "'test' is not a subset and a file, such as test=test.txt"),
-        (["--text", "test=short.txt"], "--text is for language models: leave it out"),
+        (["--words", "test"], "'test' is not a subset and a file, such as test=test.txt"),
+        (["--words", "test=short.txt"], "--words is for language models: leave it out"),
         (["--speed", "0"], "'0' is not a number of rounds: give 1 or more, or no number"),
         (["--loss-subset", "valid,"], "--loss-subset is 'valid,': give names with commas between them"),
     ],
@@ -256,6 +256,6 @@ def test_options_of_other_tasks_and_numbers_of_checkpoints_are_refused(headgates
     lm = ["evaluate", toy_text, "--path", checkpoints["baseline"], *language_models.BLOCKS, *READ]
     for options, words in (
         (["--reference", text], "--reference is for translation, which this --task is not: leave it out"),
-        (["--text", f"valid={text}"], "choose a subset of --loss-subset, test"),
+        (["--words", f"valid={text}"], "choose a subset of --loss-subset, test"),
     ):
         assert words in one_line(headgates(*lm, *options, code=2))

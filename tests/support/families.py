@@ -25,7 +25,16 @@ from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesMode
 from support import classifiers, language_models
 from support.all_attention import make_blocks, make_model
 from support.checkpoints import read
-from support.classifiers import CLASSES, CLASSIFICATION, HEAD, MASKED_LM, make_roberta, make_sentences, masked_sample
+from support.classifiers import (
+    CLASSES,
+    CLASSIFICATION,
+    HEAD,
+    MASKED,
+    MASKED_LM,
+    make_roberta,
+    make_sentences,
+    masked_sample,
+)
 from support.commands import TOY_MODEL
 from support.language_models import BLOCKS, SEGMENTS, make_lm, make_lm_sample
 from support.models import PAD, make_args, make_batch, make_task
@@ -42,6 +51,7 @@ class Commands:
         measure: a command of fairseq that measures it
         printed: what that command prints, as a regular expression with one group
         choices: the keyword arguments of `train`
+        folder: the folder of the data that is read
     """
 
     train: str
@@ -50,6 +60,12 @@ class Commands:
     measure: list
     printed: str
     choices: dict = field(default_factory=dict)
+    folder: str = ""
+
+    def place(self, request):
+        """The data."""
+        data = request.getfixturevalue(self.data)
+        return getattr(data, "data", data) / self.folder
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,7 @@ class Family:
         task: of the samples
         criterion: name of the loss, and the arguments of its class
         commands: how it is trained by command
+        limits: the words on the page for the `PROPERTIES` that it does not have, or not wholly
     """
 
     ours: type
@@ -75,6 +92,7 @@ class Family:
     task: object = field(default_factory=make_task)
     criterion: tuple = ("cross_entropy", make_task(), False)
     commands: Commands | None = None
+    limits: dict = field(default_factory=dict)
 
     @torch.no_grad()
     def outputs(self, model):
@@ -135,6 +153,10 @@ TRANSLATED = r"^(H-\d+\t\S+\t.*)$"
 EVAL_LM, PERPLEXITY = ["fairseq-eval-lm"], r"Loss \(base 2\): ([\d.]+), Perplexity"
 VALIDATE = ["fairseq-validate", "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
 VALIDATE += ["--valid-subset", "test", "--batch-size", 40]
+VALIDATE_MASKED = [
+    word.replace("sentence_prediction", "masked_lm") if isinstance(word, str) else word for word in VALIDATE
+]
+VALIDATED = r"\| (?:loss|accuracy) ([\d.]+)"
 
 
 def translated(**choices):
@@ -145,21 +167,26 @@ def translated(**choices):
 SMOOTHED = ("label_smoothed_cross_entropy", make_task(), False, 0.1)
 
 
+NO_RELEVANCE = {"scores": "all but relevance", "explain": "no"}
+NOT_CONVERTED = {"CTranslate2": "no"}
+
+
 def transformer(commands=None, **options):
     make = partial(make_transformer, **options)
     return Family(TransformerHeadGatesModel, make, [pair()], criterion=SMOOTHED, commands=commands)
 
 
-def language_model(variant, commands=None):
+def language_model(variant, commands=None, limits=None):
     make = partial(make_lm, **language_models.VARIANTS[variant])
     samples = [make_lm_sample(), make_lm_sample(1)]
     criterion = ("adaptive_loss" if variant == "adaptive" else "cross_entropy", make_task(), False)
-    return Family(TransformerLMHeadGatesModel, make, samples, ("dec-self",), criterion=criterion, commands=commands)
+    ours, types = TransformerLMHeadGatesModel, ("dec-self",)
+    return Family(ours, make, samples, types, criterion=criterion, commands=commands, limits=limits or {})
 
 
-def roberta(sample, run, task, criterion, commands=None, **options):
+def roberta(sample, run, task, criterion, commands=None, limits=NOT_CONVERTED, **options):
     make = partial(make_roberta, **options)
-    return Family(RobertaHeadGatesModel, make, [sample], ("enc-self",), run, task, criterion, commands)
+    return Family(RobertaHeadGatesModel, make, [sample], ("enc-self",), run, task, criterion, commands, limits)
 
 
 SENTENCES = (classes, CLASSIFICATION)
@@ -181,19 +208,26 @@ FAMILIES = {
         no_cross_attention=True, cross_self_attention=True, decoder_output_dim=16
     ),
     "transformer, quantisation noise": transformer(quant_noise_pq=0.1, quant_noise_pq_block_size=8),
-    "transformer_lm": language_model("pre-norm"),
+    "transformer_lm": language_model("pre-norm", Commands("train_lm", "toy_text", BLOCKS, EVAL_LM, PERPLEXITY)),
     "transformer_lm, post-norm": language_model("post-norm"),
     "transformer_lm, adaptive": language_model(
-        "adaptive", Commands("train_lm", "toy_text", BLOCKS, EVAL_LM, PERPLEXITY, choices={"variant": "adaptive"})
+        "adaptive",
+        Commands("train_lm", "toy_text", BLOCKS, EVAL_LM, PERPLEXITY, choices={"variant": "adaptive"}),
+        NO_RELEVANCE | NOT_CONVERTED,
     ),
     "roberta": roberta(
         make_sentences(),
         *SENTENCES,
-        Commands("train_roberta", "toy_classes", CLASSES, VALIDATE, r"\| (?:loss|accuracy) ([\d.]+)"),
+        Commands("train_roberta", "toy_classes", CLASSES, VALIDATE, VALIDATED),
     ),
     "roberta, pre-norm": roberta(make_sentences(), *SENTENCES, **classifiers.VARIANTS["pre-norm"]),
     "roberta, masked tokens": roberta(
-        masked_sample(), Family.run, MASKED_LM, ("masked_lm", MaskedLmConfig(tpu=False), MASKED_LM)
+        masked_sample(),
+        Family.run,
+        MASKED_LM,
+        ("masked_lm", MaskedLmConfig(tpu=False), MASKED_LM),
+        Commands("train_roberta", "toy_classes", MASKED, VALIDATE_MASKED, VALIDATED, {"task": MASKED}, "input0"),
+        NO_RELEVANCE | NOT_CONVERTED,
     ),
     "bart": Family(
         BARTHeadGatesModel,
@@ -208,7 +242,19 @@ FAMILIES = {
         list(blocks()),
         ("dec-self",),
         commands=Commands("train_all_attention", "toy_text", SEGMENTS, EVAL_LM, PERPLEXITY),
+        limits={**NOT_CONVERTED, "scores": NO_RELEVANCE["scores"]},
     ),
+}
+
+
+# Whether a model has a property: the words of a command, from the options that read its data and name the checkpoint.
+PROPERTIES = {
+    "compress": lambda reading: ["compress", *reading, "--params", 0.9, "--fit-sentences", 100],
+    "gates": lambda reading: ["show", reading[-1]],
+    "scores": lambda reading: ["score", *reading, "--method", "all"],
+    "explain": lambda reading: ["explain", *reading],
+    "int8": lambda reading: ["evaluate", *reading, "--inference-dtype", "int8"],
+    "CTranslate2": lambda reading: ["convert", reading[-1], "ct2", "--to", "ctranslate2", "--data", reading[0]],
 }
 
 

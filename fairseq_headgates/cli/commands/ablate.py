@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, Precision, metric
+from fairseq_headgates.cli.options import CHOOSING, Output, Precision, Text, metric
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.drawing.tables import METRICS, best_head_table, layer_tables, score_tables, text_of
 from fairseq_headgates.files import to_json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --gen-subset valid --out ablation.json",
     "headgates ablate data-bin --path baseline/checkpoint_best.pt --metric bleu --remove-bpe --mode all-but-one",
 )
-class Ablate(FirstSentences, Precision, Output):
+class Ablate(Text, Precision, Output):
     """Measure the loss, BLEU or accuracy with single heads masked."""
 
     mode: str = option(

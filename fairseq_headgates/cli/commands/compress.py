@@ -2,17 +2,59 @@
 
 import argparse
 import itertools
+import os
 import sys
+from collections.abc import Collection, Mapping
 from operator import methodcaller
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, Precision
+from fairseq_headgates.cli.options import CHOOSING, Output, Precision, Text
 from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.drawing.tables import with_interval
 from fairseq_headgates.files import to_json
-from fairseq_headgates.scores.options import UNITS
+from fairseq_headgates.heads import Signature
+from fairseq_headgates.scores.options import UNITS, Progress
+
+
+def compress(
+    model: Any, task: Any = None, batches: Any = None, params: float | None = None, units: Collection[str] = UNITS,
+    progress: Progress = iter, *, data: str | None = None, **options: Any
+) -> Any:  # fmt: skip
+    """Remove heads and feed-forward neurons of a model or of a checkpoint, and repair what is left by least squares.
+
+    Nothing is trained. Use training data, not evaluation data. A tenth of the sentences, the last ones, is held out to
+    measure the result: where its loss contradicts the estimate, other choices are tried, also smaller ones.
+
+    Args:
+        model: a fairseq model, which does not change; or the path of a checkpoint, for the command `headgates compress`
+        task: the fairseq task of the model; of a checkpoint, its name for --task
+        batches: of a model, samples of the task, those of this worker if several share the data
+        params: parameters to keep at most: a share (float) or a number (int)
+        units: "heads", "neurons", or both
+        progress: of a model, wraps lists of layers and batches, e.g. `tqdm`
+        data: of a checkpoint, a folder of fairseq-preprocess
+        options: of a checkpoint, options of the command and of fairseq-generate, such as ``out="small.pt"``,
+            ``fit_sentences=500``, ``cpu=True`` or, in place of `data`, ``text=["train.en", "train.de"]``
+
+    Returns:
+        A copy of the model; of a checkpoint, what the command prints with --json
+
+    Raises:
+        ValueError: if the model cannot be compressed so far, or there are too few tokens to fit
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        from fairseq_headgates.compression.model import Compressor
+        from fairseq_headgates.data.corpus import Corpus
+
+        corpus = Corpus(task, batches)
+        return Compressor(model, corpus, corpus, units, lambda _: progress).compress(params).model
+    from fairseq_headgates.cli.main import call
+
+    words = [] if data is None else [data]
+    return call("compress", *words, path=model, task=task, params=params, units=",".join(units), **options)[0]
+
 
 BUDGET = methodcaller("add_mutually_exclusive_group", required=True)
 WITHIN = 0.05  # of the speed that is asked for, relative
@@ -35,12 +77,13 @@ def _units(text: str) -> tuple[str, ...]:
     "headgates compress data-bin --path baseline/checkpoint_best.pt --params 0.8 --out small.pt",
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
-class Compress(FirstSentences, Precision, Output):
+class Compress(Text, Precision, Output):
     """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
     Remove the attention heads and feed-forward neurons that cost least, until the model has a given number of
     parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is trained; it takes
-    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid).
+    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid). With
+    --text, the last tenth of the text is --gen-subset, and what is before it --fit-subset.
     """
 
     subset = CHOOSING
@@ -135,11 +178,11 @@ class Compress(FirstSentences, Precision, Output):
             except OutOfReach:  # one kind of units alone may not be enough
                 if kinds == self.units:
                     raise
+        content = [{**result.results, "signature": _signed(signature, result.results)} for result in results]
         if self.out and session.writes:
-            self._write(self.out, state, model, results[0])
-        content = [{**result.results, "signature": str(signature)} for result in results]
+            self._write(self.out, state, model, results[0], content[0]["signature"])
         return Answer(
-            text=f"{drawing.text(content)}\n\n{signature}",
+            text="\n".join([drawing.text(content), "", *(each["signature"] for each in content)]),
             json=to_json(content),
             figure=lambda: drawing.plot(content),
             next_command=then_evaluate(self, path, self.out) if self.out else "",
@@ -164,8 +207,8 @@ class Compress(FirstSentences, Precision, Output):
             "machine is less busy, or ask for another speed"
         )
 
-    def _write(self, path: str, state: Any, model: Any, result: Any) -> None:
-        """Write the compressed checkpoint."""
+    def _write(self, path: str, state: Any, model: Any, result: Any, signature: str) -> None:
+        """Write the compressed checkpoint, with the signature among its options."""
         from fairseq_headgates.checkpoints.pruned import check_loads, prune_checkpoint
         from fairseq_headgates.checkpoints.saving import save_checkpoint
 
@@ -174,9 +217,16 @@ class Compress(FirstSentences, Precision, Output):
             result.plan.mask,
             optimizer=False,
             model=model.cpu(),
-            options=self.stored_options(),
+            options={**self.stored_options(), "compressed": signature},
             refitted={name: value.cpu() for name, value in result.values.items()},
             neurons=result.plan.neurons,
         )
         check_loads(smaller)
         save_checkpoint(smaller, path, self.force)
+
+
+def _signed(signature: Signature, results: Mapping[str, Any]) -> str:
+    """Return the signature of a compressed model, with the share of the parameters that it keeps, for a paper."""
+    before, after = results["parameters"]
+    parts = {"params": f"{after / before:.3f}", "units": "+".join(results["units"])}
+    return str(signature.of_method("headgates|compress", parts))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import FirstSentences, Output, Precision
+from fairseq_headgates.cli.options import Output, Precision, Text
 from fairseq_headgates.cli.parser import counted, filled
 from fairseq_headgates.drawing.evaluations import difference_table, evaluation_table
 from fairseq_headgates.drawing.tables import open_counts
@@ -39,7 +39,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path baseline/checkpoint_best.pt:pruned.pt --remove-bpe --tokenizer moses",
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
-class Evaluate(FirstSentences, Precision, Output):
+class Evaluate(Text, Precision, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
     Measure loss and perplexity, and BLEU and chrF2 (translation) or accuracy (classification), with 95% confidence
@@ -59,7 +59,7 @@ class Evaluate(FirstSentences, Precision, Output):
         help="reference translations of --gen-subset as plain text, a line for each sentence (default: the target of "
         "DATA, detokenised like the translations)",
     )
-    text: list[tuple[str, str]] = option(
+    words: list[tuple[str, str]] = option(
         metavar="SUBSET=FILE",
         type=_subset_and_file,
         action="append",
@@ -138,16 +138,16 @@ class _Evaluator:
             )
         if options.speed and session.fairseq.distributed_world_size > 1:
             raise ValueError("--speed is measured by one worker: leave it out, or start one")
-        if options.text and not hasattr(session.task, "eval_lm_dataloader"):
-            raise ValueError("--text is for language models: leave it out")
+        if options.words and not hasattr(session.task, "eval_lm_dataloader"):
+            raise ValueError("--words is for language models: leave it out")
         file = options.reference
         self.reference = lines_of(read_text(file, "the reference", GIVE_REFERENCE)) if file else None
         self.words: dict[str, tuple[int, int]] = {}
-        for subset, file in options.text:
+        for subset, file in options.words:
             if subset not in self.losses:
-                raise ValueError(f"--text {subset}={file}: choose a subset of --loss-subset, {', '.join(self.losses)}")
+                raise ValueError(f"--words {subset}={file}: choose a subset of --loss-subset, {', '.join(self.losses)}")
             if subset in self.words:
-                raise ValueError(f"--text is given twice for {subset}: give it once")
+                raise ValueError(f"--words is given twice for {subset}: give it once")
             lines = lines_of(read_text(file, "the text", GIVE_TEXT))
             self.words[subset] = len(lines), sum(len(line.split()) + 1 for line in lines)
         self.systems: list[Any] = []
@@ -214,7 +214,7 @@ class _Evaluator:
         for subset, (lines, _) in self.words.items():
             eos_tokens = occurrences(corpora[subset], corpora[subset].eos)
             if lines != eos_tokens:
-                raise ValueError(f"--text {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
+                raise ValueError(f"--words {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
 
     def _loss(self, model: nn.Module, corpus: Corpus) -> Loss:
         from fairseq_headgates.data.corpus_losses import occurrences, sentence_losses

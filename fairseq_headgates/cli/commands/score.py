@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
-from fairseq_headgates.cli.options import CHOOSING, FirstSentences, Output, Scores
+from fairseq_headgates.cli.options import CHOOSING, Output, Scores, Text
 from fairseq_headgates.cli.parser import Once
 from fairseq_headgates.drawing.figures import heat_maps
 from fairseq_headgates.drawing.tables import score_tables, text_of
@@ -19,7 +19,7 @@ from fairseq_headgates.scores.options import SCORES, parse_methods
     "headgates score data-bin --path baseline/checkpoint_best.pt --gen-subset valid --method confidence,ablation "
     "--out two.json --plot two.svg",
 )
-class Score(FirstSentences, Scores, Output):
+class Score(Text, Scores, Output):
     """Compute importance scores of all heads on --gen-subset (default: valid)."""
 
     subset = CHOOSING

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # fairseq's --activation-fn: the name in `ctranslate2.specs.Activation`
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "tanh": "Tanh"}
+ACTIVATIONS["swish"] = "SWISH"
 
 
 def to_ctranslate2(

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import CHOOSING, FirstSentences
 from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled
-from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files.writing import log_written, part_of, refuse_standard_output
-
-if TYPE_CHECKING:
-    from fairseq_headgates.data.corpus import Corpus
-    from fairseq_headgates.extensions.trim.writing import Trimmed
 
 
 @command(
@@ -79,27 +74,4 @@ class Trim(FirstSentences):
         if fixed := getattr(session.fairseq, "fixed_dictionary", None):
             new |= {before + fixed: f"{before}{target / Path(fixed).name}" for before in ("", "--fixed-dictionary=")}
         self.rest = [new.get(word, word) for word in self.rest]
-        return Answer(text=_text(found, corpus), next_command=then_evaluate(self, str(target / MODEL)))
-
-
-def _text(found: Trimmed, corpus: Corpus) -> str:
-    """Return the table of both models, and what was removed."""
-    names = ["symbols"] if len(found.symbols) == 1 else ["symbols of the source", "symbols of the target"]
-    rows = [
-        *([name, f"{old:,}", f"{new:,}"] for name, (old, new) in zip(names, found.symbols, strict=True)),
-        ["parameters", *(f"{number:,}" for number in found.parameters)],
-        ["MB", *(f"{number / 1e6:,.1f}" for number in found.bytes)],
-    ]
-    lines = [text_table(["", "before", "after"], rows), ""]
-    lines += [
-        f"tokens of {subset} that become <unk>: {lost:,} of {number:,}"
-        for subset, (lost, number) in sorted(found.unknown.items())
-    ]
-    measured = f"{corpus.sentences} sentences of {corpus.subset}"
-    if found.probability is not None:
-        lines.append(f"mean probability of the removed symbols, {measured}: {found.probability:.2g}")
-    if found.changed is not None:
-        lines.append(f"translations that differ, {measured}: {found.changed}")
-    if found.pieces:
-        lines.append("to encode new text: spm_encode --vocabulary FILE.pieces --model as before")
-    return "\n".join(lines)
+        return Answer(text=found, next_command=then_evaluate(self, str(target / MODEL)))

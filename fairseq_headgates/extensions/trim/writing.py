@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,12 @@ from fairseq_headgates.data.corpus import Corpus, load_corpus
 from fairseq_headgates.data.metrics import metric_of
 from fairseq_headgates.data.symbols import no_words, subwords_of
 from fairseq_headgates.data.task import setup_task
+from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.extensions.trim import folder
 from fairseq_headgates.extensions.trim.vocabulary import always_kept, chosen, removed_probability, trim_checkpoint
 from fairseq_headgates.plugin.models.building import build_model
 
 MODEL = "model.pt"  # the checkpoint in the new folder
-
-
-@dataclass(frozen=True)
-class Trimmed:
-    """What a trimmed model lost.
-
-    Attributes:
-        symbols: those of each dictionary before and after: of the source and of the target, or of both
-        parameters: of the model, before and after
-        bytes: of its weights, before and after
-        unknown: tokens that become <unk>, and all tokens, by subset
-        probability: mean probability of removed symbols, None for classifiers
-        changed: number of translations that differ, None where nothing is translated
-        pieces: whether the subwords are those of SentencePiece
-    """
-
-    symbols: Sequence[tuple[int, int]]
-    parameters: tuple[int, int]
-    bytes: tuple[int, int]
-    unknown: Mapping[str, tuple[int, int]]
-    probability: float | None
-    changed: int | None
-    pieces: bool
 
 
 class Vocabularies:
@@ -151,8 +128,8 @@ class Vocabularies:
 def trim(
     session: Session, state: dict[str, Any], model: nn.Module, corpus: Corpus, target: Path, keep: Collection[str],
     size: int | None
-) -> Trimmed:  # fmt: skip
-    """Write the trimmed checkpoint and the data to a folder, and compare the models on a corpus.
+) -> str:  # fmt: skip
+    """Write the trimmed checkpoint and the data to a folder. Return a table of both models, and what was removed.
 
     Args:
         session: the session of the command
@@ -170,20 +147,30 @@ def trim(
     smaller = build_model(smaller_state).to(next(model.parameters()).device)
     args, unknown = vocabularies.write(kept, target)
     torch.save(smaller_state, target / MODEL)
-    changed = None
+    symbols = [(f"{each:,}", f"{len(kept[stack]):,}") for stack, each in before.items()]
+    names = ["symbols"] if vocabularies.same else ["symbols of the source", "symbols of the target"]
+    rows = [
+        *([name, *numbers] for name, numbers in zip(names, symbols, strict=False)),
+        ["parameters", *(f"{number_of_parameters(each):,}" for each in (model, smaller))],
+        ["MB", *(f"{_bytes(each) / 1e6:,.1f}" for each in (state, smaller_state))],
+    ]
+    lines = [text_table(["", "before", "after"], rows), ""]
+    lines += [
+        f"tokens of {name} that become <unk>: {lost:,} of {number:,}"
+        for name, (lost, number) in sorted(unknown.items())
+    ]
+    measured = f"{corpus.sentences} sentences of {corpus.subset}"
+    probability = removed_probability(model, corpus, list(kept.values())[-1])
+    if probability is not None:
+        lines.append(f"mean probability of the removed symbols, {measured}: {probability:.2g}")
     if "bleu" in corpus.objective.metrics:
         with_new = load_corpus(args, setup_task(args), smaller, session.options.sentences, corpus.subset)
         found = [_translations(each, data) for each, data in ((model, corpus), (smaller, with_new))]
         changed = sum(old != new for old, new in zip(*found, strict=True))
-    return Trimmed(
-        [(before[stack], len(kept[stack])) for stack in kept][: 1 if vocabularies.same else None],
-        (number_of_parameters(model), number_of_parameters(smaller)),
-        (_bytes(state), _bytes(smaller_state)),
-        unknown,
-        removed_probability(model, corpus, list(kept.values())[-1]),
-        changed,
-        vocabularies.pieces,
-    )
+        lines.append(f"translations that differ, {measured}: {changed}")
+    if vocabularies.pieces:
+        lines.append("to encode new text: spm_encode --vocabulary FILE.pieces --model as before")
+    return "\n".join(lines)
 
 
 def _bytes(state: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from fairseq_headgates.attention.freezing import freeze
 from fairseq_headgates.attention.gating import fix_heads, insert_gates
 from fairseq_headgates.attention.modules import use_head_attention
 from fairseq_headgates.attention.neurons import set_ffn_dims
-from fairseq_headgates.compat import complete, remove_copies
+from fairseq_headgates.compat import complete, mend_swish, remove_copies
 from fairseq_headgates.gates import METHODS
 from fairseq_headgates.inference.beam_stacks import use_beam_stacks
 from fairseq_headgates.inference.packed_linear import pack_linears, usable_dtype
@@ -135,6 +135,7 @@ class HeadGatesMixin:
         model = super().build_model(args, task)  # type: ignore[misc]
         if type(model) is cls.stock:  # some models of fairseq build their own class, whatever `cls` is
             model.__class__ = cls
+        mend_swish(model)
         use_beam_stacks(model)
         apply_head_options(model, options)
         model.args = args

@@ -19,6 +19,7 @@ from fairseq_headgates.attention.cuts import prune, remove_heads
 from fairseq_headgates.attention.hooks import observe
 from fairseq_headgates.attention.modules import head_counts
 from fairseq_headgates.attention.neurons import set_ffn_dims
+from fairseq_headgates.compat import mend_swish
 from fairseq_headgates.extensions.convert.ctranslate2 import to_ctranslate2
 from fairseq_headgates.heads import TYPES, HeadId, HeadTable
 
@@ -42,6 +43,7 @@ VARIANTS = {
     "tanh": {"activation_fn": "tanh"},
     "gelu": {"activation_fn": "gelu"},
     "gelu_accurate": {"activation_fn": "gelu_accurate"},
+    "swish": {"activation_fn": "swish"},
 }
 FULL = {attention_type: [[1, 1, 1, 1]] * 3 for attention_type in TYPES}
 SOME = {
@@ -68,6 +70,7 @@ masks = st.fixed_dictionaries(dict.fromkeys(TYPES, layers))
 def make_model(**options):
     """A stock model that hides no mistake: sharp attention, and biases and norms that are not 0 and 1."""
     model = make_stock(**options)
+    mend_swish(model)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

