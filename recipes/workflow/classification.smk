@@ -57,7 +57,7 @@ PRETRAININGS = (
     else {
         "pretrained": Training(
             command_line(masked, config["model"], config["training"], {"batch-size": None}, whole_length(config["mlm"])),
-            data=f"{DATA}/text",
+            subfolder="text",
         )
     }
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import product
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Any
 Options = Mapping[str, Any]
 KINDS = ("gates", "scores", "params", "speedup", "scratch")
 BASELINE, CONTROL, FROZEN = "baseline", "baseline+", "baseline+frozen"
+# The controls of runs by the data that they are trained on.
+CONTROL_OF = {"original": CONTROL, "distilled": "baseline+distilled", "both": "baseline+both"}
 # Options of every training, which a configuration may replace.
 LOGGED = {"no-epoch-checkpoints": True, "log-format": "simple", "log-interval": 50}
 # Keys of a run whose value may be a list: one run for each value.
-SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup", "scratch")
+SWEPT = ("gates", "lambda", "target", "method", "scores", "keep", "types", "params", "speedup", "scratch", "data")
 
 
 def check(config: dict[str, Any], family: str) -> None:
@@ -110,7 +112,7 @@ class Model:
     Attributes:
         name: the name of its folder
         control: the name of the model that it is compared with
-        run: its entry in `runs`; empty for the baseline and its controls
+        run: its entry in `runs`; of the baseline and its controls, the data alone
     """
 
     name: str
@@ -121,6 +123,11 @@ class Model:
     def kind(self) -> str:
         """One of KINDS, or "" for the baseline and its controls."""
         return next((kind for kind in KINDS if kind in self.run), "")
+
+    @property
+    def data(self) -> str:
+        """The text that it is trained on: "original", "distilled" (translations by the baseline) or "both"."""
+        return str(self.run.get("data", "original"))
 
     @property
     def is_trained(self) -> bool:
@@ -173,16 +180,29 @@ def models(config: Options, family: Family) -> dict[str, Model]:
                     refuse(name, f"{key} must be at most {total}, the number of heads, or a fraction such as 0.5")
             if run.get("steps", 1) > config["further"]["max-update"]:
                 refuse(name, "steps must be at most max-update of further")
+            if "data" in run and not run.get("train", True):
+                refuse(name, "data is the text of the training: leave out train: false, or data")
+            if run.get("data", "original") != "original" and family.task.get("task") != "translation":
+                refuse(name, "only translation models have distilled data")
             alone = types == ["enc-self"] and len(family.heads) > 1 and run.get("train", True)
-            found.append(Model(name, FROZEN if alone else CONTROL, run))
-    names = [BASELINE, CONTROL, FROZEN, *(model.name for model in found)]
+            found.append(Model(name, FROZEN if alone else CONTROL_OF[run.get("data", "original")], run))
+    runs = [model.name for model in found]
     for model in found:
-        if names.count(model.name) > 1:
+        if [BASELINE, FROZEN, *CONTROL_OF.values(), *runs].count(model.name) > 1:
             refuse(model.name, "the name is taken")
-        if model.kind == "scratch" and model.run["scratch"] not in names[3:]:
-            refuse(model.name, f"scratch must be one of {', '.join(names[3:])}")
-    controls = [name for name in (CONTROL, FROZEN) if any(model.control == name for model in found)]
-    return {model.name: model for model in [Model(BASELINE), *map(Model, controls), *found]}
+        if model.kind == "scratch" and model.run["scratch"] not in runs:
+            refuse(model.name, f"scratch must be one of {', '.join(runs)}")
+        if model.control == FROZEN and model.data != "original":
+            refuse(model.name, "runs of enc-self alone, whose decoder is frozen, need the original data")
+    needed = {model.control for model in found}
+    if needed - {FROZEN}:
+        needed.add(CONTROL)  # the control of the other controls
+    controls = [
+        Model(name, None if name in (CONTROL, FROZEN) else CONTROL, {"data": data})
+        for data, name in [*CONTROL_OF.items(), ("original", FROZEN)]
+        if name in needed
+    ]
+    return {model.name: model for model in [Model(BASELINE), *controls, *found]}
 
 
 @dataclass(frozen=True)
@@ -195,7 +215,8 @@ class Training:
         heads: the checkpoint whose heads, and neurons, the model has, or None
         result: the checkpoint that counts: "last", "best", or a number, the average of so many last ones
         resumes: whether it continues the training of `start`, with its optimizer and position in the data
-        data: the folder of its data, if it is not that of the recipe
+        data: the text that it is trained on, see Model.data
+        subfolder: that of the folder of the data
     """
 
     options: str
@@ -203,7 +224,8 @@ class Training:
     heads: str | None = None
     result: str | int = "last"
     resumes: bool = False
-    data: str | None = None
+    data: str = "original"
+    subfolder: str = ""
 
     @property
     def files(self) -> list[str]:
@@ -228,7 +250,7 @@ def trainings(config: Options, family: Family, models: Mapping[str, Model]) -> d
     for name, model in models.items():
         run, own = model.run, model.run.get("options", {})
         frozen = gated | {"freeze-params": r"^decoder\."} if FROZEN in (name, model.control) else {}
-        if name in (CONTROL, FROZEN):
+        if not model.kind and name != BASELINE:
             found[name] = Training(options("further", frozen), first, result=averaged)
         elif model.kind == "gates":
             penalty = {"l0-weight": run.get("lambda"), "target-heads": run.get("target")}
@@ -247,7 +269,7 @@ def trainings(config: Options, family: Family, models: Mapping[str, Model]) -> d
                 start, counts = f"{step}/start.pt", averaged if step == name else "last"
                 all_options = options("further", shaped, until, frozen, own)
                 found[step] = Training(all_options, start, start, counts, resumes=number > 1)
-    return found
+    return {name: replace(each, data=models[name.partition("/")[0]].data) for name, each in found.items()}
 
 
 def number_of_heads(keep: int | float, total: int) -> int:

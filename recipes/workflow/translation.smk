@@ -47,6 +47,7 @@ include: "rules/corpora.smk"
 
 include: "rules/text.smk"
 include: "rules/train.smk"
+include: "rules/distill.smk"
 include: "rules/prune.smk"
 include: "rules/evaluate.smk"
 

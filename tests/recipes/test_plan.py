@@ -76,6 +76,23 @@ def test_only_trained_runs_of_encoder_heads_alone_have_the_frozen_control():
     assert found == ["baseline+frozen", "alone"]
 
 
+def test_a_run_is_compared_with_a_control_that_is_trained_on_the_same_data():
+    config = configuration(
+        cut={"params": 0.5, "data": ["original", "both"]}, again={"scratch": "cut_both", "data": "distilled"}
+    )
+    found = models(config, FAMILY)
+    controls = {"baseline": None, "baseline+": None, "baseline+distilled": "baseline+", "baseline+both": "baseline+"}
+    runs = {"cut_original": "baseline+", "cut_both": "baseline+both", "again": "baseline+distilled"}
+    assert {name: model.control for name, model in found.items()} == controls | runs
+    trained = trainings(config, FAMILY, found)
+    data = {name: training.data for name, training in trained.items() if training.data != "original"}
+    assert data == {
+        **dict.fromkeys(("baseline+distilled", "again/first", "again"), "distilled"),
+        **dict.fromkeys(("baseline+both", "cut_both"), "both"),
+    }
+    assert trained["baseline+both"].options == trained["baseline+"].options
+
+
 def test_further_trainings_differ_from_the_control_only_in_the_heads():
     config = configuration(gated={"gates": "dec-enc", "target": 0.5}, cut={"scores": "refit", "keep": 0.5})
     found = {
@@ -140,6 +157,8 @@ def test_a_model_from_scratch_is_trained_as_long_as_the_pruned_one():
         ({"gates": "enc-self", "target": 9}, "target must be at most 8"),
         ({"scores": "gradient", "keep": 17}, "keep must be at most 16"),
         ({"scores": "gradient", "keep": 4, "steps": 21}, "steps must be at most max-update"),
+        ({"params": 0.5, "train": False, "data": "both"}, "data is the text of the training"),
+        ({"gates": "enc-self", "lambda": 1, "data": "both"}, "need the original data"),
     ],
 )
 def test_runs_without_meaning_are_refused(run, message):
@@ -151,6 +170,12 @@ def test_runs_without_meaning_are_refused(run, message):
 def test_a_name_is_taken_once(runs):
     with pytest.raises(SystemExit, match="the name is taken"):
         models(configuration(**runs), FAMILY)
+
+
+def test_only_translation_models_have_distilled_data():
+    language_model = Family("a", "b", "c", {"task": "language_modeling"}, {"dec-self": 4})
+    with pytest.raises(SystemExit, match="only translation models have distilled data"):
+        models(configuration(x={"params": 0.5, "data": "distilled"}), language_model)
 
 
 def test_types_that_the_model_lacks_are_refused():

@@ -86,7 +86,7 @@ TRANSLATION = {
     "runs": {
         "half": {"gates": "all", "target": 0.5, "options": GATES},
         "refit": {"scores": "refit", "keep": 0.5, "refit": True, "train": False},
-        "small": {"params": 0.9},
+        "small": {"params": 0.9, "data": "both"},
     },
 }
 
@@ -94,7 +94,8 @@ TRANSLATION = {
 @pytest.fixture
 def forked(tmp_path):
     """A folder of programs that start at once."""
-    with forked_programs(tmp_path / "programs", "fairseq-preprocess", "fairseq-train", "headgates"):
+    programs = ("fairseq-preprocess", "fairseq-train", "fairseq-generate", "headgates")
+    with forked_programs(tmp_path / "programs", *programs):
         yield tmp_path / "programs"
 
 
@@ -146,7 +147,16 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel, forked):
     snakemake(tmp_path, "translation", TRANSLATION, first_on_path=forked)
     out = tmp_path / "out"
     found = check_results(out, {"baseline": (16, 16), "baseline+": (16, 16), "half": (8, 16), "refit": (8, 16)})
-    assert found["half"]["control"] == found["small"]["control"] == "baseline+"
+    controls = {name: row["control"] for name, row in found.items()}
+    assert (controls["half"], controls["baseline+both"], controls["small"]) == (*["baseline+"] * 2, "baseline+both")
+    texts = [
+        (out / "text" / f"{text}.{language}").read_text().splitlines()
+        for text in ("train.bpe", "seed1.distilled")
+        for language in ("en", "ru")
+    ]
+    assert sorted(texts[0]) == sorted(texts[2]) and texts[1] != texts[3] and len(texts[1]) == len(texts[3])
+    log = (out / "seed1" / "small" / "train.log").read_text()
+    assert f"{len(texts[0]) * 2} examples from: out/both/seed1/train.en-ru" in log.replace("\n", "")
     assert json.loads((out / "results.json").read_text())["format"] == "headgates.sweep/1"
     assert snakemake(tmp_path, "translation", TRANSLATION).count("Nothing to be done") == 1
 

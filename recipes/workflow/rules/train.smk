@@ -18,9 +18,16 @@ def in_place(path, wildcards):
     return os.path.join(PLACE.format(seed=wildcards.seed), path)
 
 
+def data_of(wildcards):
+    """The folder of the data of a training; distilled data differ between seeds."""
+    data = TRAININGS[wildcards.model].data
+    return DATA if data == "original" else f"{OUT}/{data}/seed{wildcards.seed}"
+
+
 def training_command(wildcards):
     """The call of fairseq-train."""
     training, folder = TRAININGS[wildcards.model], in_place(wildcards.model, wildcards)
+    data = "/".join(filter(None, [data_of(wildcards), training.subfolder]))
     options = [training.options]
     if training.start and not training.resumes:
         options += ["--finetune-from-model", in_place(training.start, wildcards)]
@@ -29,7 +36,7 @@ def training_command(wildcards):
         if training.heads != training.start:  # random weights with the heads and neurons of another model
             options += ["--ffn-dims", in_place(training.heads, wildcards)]
     return (
-        f"fairseq-train {training.data or DATA} --user-dir $(headgates path) --save-dir {folder} "
+        f"fairseq-train {data} --user-dir $(headgates path) --save-dir {folder} "
         f"--tensorboard-logdir {folder}/tensorboard --seed {wildcards.seed} {' '.join(options)}"
     )
 
@@ -56,7 +63,7 @@ def result_command(wildcards):
 rule begin_training:
     input:
         lambda wildcards: [in_place(path, wildcards) for path in TRAININGS[wildcards.model].files],
-        data=DATA,
+        data=data_of,
     output:
         touch(f"{PLACE}/{{model}}/begun"),
     params:
