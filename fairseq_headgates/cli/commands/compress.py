@@ -80,10 +80,10 @@ def _units(text: str) -> tuple[str, ...]:
 class Compress(Text, Precision, Output):
     """Remove heads and feed-forward neurons so that a model has a given size or speed.
 
-    Remove the attention heads and feed-forward neurons that cost least, until the model has a given number of
-    parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is trained; it takes
-    seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default: valid). With
-    --text, the last tenth of the text is --gen-subset, and what is before it --fit-subset.
+    Remove the attention heads and feed-forward neurons whose removal raises the loss least, until the model has a given
+    number of parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is
+    trained; it takes seconds to minutes on a CPU. The loss before and after is measured on --gen-subset (default:
+    valid). With --text, the last tenth of the text is --gen-subset, the rest --fit-subset.
     """
 
     subset = CHOOSING

@@ -16,14 +16,14 @@ from fairseq_headgates.files.writing import log_written, part_of, refuse_standar
 @command(
     "trim",
     "headgates trim data-bin --path baseline/checkpoint_best.pt --keep train,valid --out trimmed",
-    "headgates trim data-bin --path baseline/checkpoint_best.pt --size 40 --out trimmed-40",
+    "headgates trim data-bin --path baseline/checkpoint_best.pt --size 16000 --out trimmed-16k",
 )
 class Trim(FirstSentences):
     """Keep only the symbols of a vocabulary that a data set needs.
 
     Remove the rows of embeddings and output layer whose symbols do not occur in the data: a large part of the
     parameters of a multilingual model (NLLB, M2M-100). Write a folder with the checkpoint (model.pt), the dictionaries,
-    and the binarised data with new token indices. Special symbols, tokens of languages and single characters are always
+    and the binarised data with new token indices. Special symbols, language tokens and single characters are always
     kept. --gen-subset (default: valid) is the subset on which both models are compared.
     """
 
@@ -38,7 +38,8 @@ class Trim(FirstSentences):
     size: int | None = option(
         metavar="N",
         type=counted,
-        help="keep at most N symbols of each dictionary, those that are most frequent in --keep (default: all of them)",
+        help="keep at most N symbols of each dictionary: those that are always kept, and the most frequent ones in --keep "
+        "(default: all that occur in --keep)",
     )
     sentences: int = option(
         metavar="N",
@@ -46,7 +47,7 @@ class Trim(FirstSentences):
         default=200,
         help="measure with the first N sentences of --gen-subset (default: %(default)s)",
     )
-    out: str = option(metavar="DIR", type=filled, required=True, help="the folder to write")
+    out: str = option(metavar="DIR", type=filled, required=True, help="the folder to write, which must not exist")
 
     def check(self) -> None:
         """Raise ValueError for a folder that exists."""
