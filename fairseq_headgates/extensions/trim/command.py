@@ -38,8 +38,8 @@ class Trim(FirstSentences):
     size: int | None = option(
         metavar="N",
         type=counted,
-        help="keep at most N symbols of each dictionary: those that are always kept, and the most frequent ones in --keep "
-        "(default: all that occur in --keep)",
+        help="keep at most N symbols of each dictionary: those that are always kept, and the most frequent ones in "
+        "--keep (default: all that occur in --keep)",
     )
     sentences: int = option(
         metavar="N",
