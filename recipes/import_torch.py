@@ -81,6 +81,10 @@ def convert(weights: dict[str, Tensor], vocabulary: dict[str, int], args: Namesp
     if weights:
         raise ValueError(f"it has weights that would be lost: {', '.join(weights)}")
     rows = list(vocabulary.values())
+    if sorted(rows) != list(range(len(embedding))):
+        raise ValueError(
+            f"its embedding has {len(embedding)} rows, and the vocabulary does not number {len(embedding)}"
+        )
     begin, pad, end = (vocabulary[symbol] for symbol in SPECIAL[:3])
     source, target = embedding[[*rows, end, pad]], embedding[rows]
     source[2], target[2] = embedding[pad], embedding[begin]  # fairseq's </s> ends its sources, and begins its targets
@@ -149,9 +153,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("vocabulary", metavar="VOCABULARY", type=Path, help="symbols and their numbers (.json)")
     parser.add_argument("out", metavar="OUT_DIR", type=Path, help="folder to write, made if missing")
     parser.add_argument("--heads", type=int, required=True, help="number of heads of every layer")
-    parser.add_argument("--embedding", required=True, help="name of the embedding in the model")
-    parser.add_argument("--positions", required=True, help="name of the table of positions")
-    parser.add_argument("--output", required=True, help="name of the output layer")
+    for name in ("embedding", "positions", "output"):
+        parser.add_argument(
+            f"--{name}", required=True, help=f"name of the {name} in the state dict, without .weight and .bias"
+        )
     parser.add_argument("--text", metavar="FILE", type=Path, nargs="+", default=[], help="sentences to encode")
     args = parser.parse_args(argv)
     try:
