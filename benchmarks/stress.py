@@ -85,37 +85,35 @@ def letters_kept(source: str, output: str) -> int:
     return sum(block.size for block in blocks)
 
 
-def parameters(path: Path) -> int:
+def parameters(name: str) -> int:
     """Return the number of parameters, without the zeros of the layers that hold the last norms."""
     import torch
 
     import fairseq_headgates  # noqa: F401  allows torch to load the options of a checkpoint
 
-    weights = torch.load(path, weights_only=True)["model"].values()
+    weights = torch.load(f"{name}.pt", weights_only=True)["model"].values()
     return sum(int(weight.count_nonzero()) for weight in weights)
 
 
 def table() -> str:
-    """Return the table of test.json and speed.json."""
+    """Return the table of *.test.json and speed.json."""
     sources = Path("test").read_text("utf-8").splitlines()
     stresses = read_stresses({word for line in sources for word in re.findall(WORD, line)})
     lines = [
-        f"{'model':22} {'heads':>6} {'params':>7} {'share':>6} {'stress right':>13} {'letters kept':>13} {'ms':>6}"
+        f"{'model':16} {'heads':>5} {'params':>7} {'share':>6} {'stress right':>13} {'letters kept':>13} {'ms':>5}"
     ]
-    rows, timed = (json.loads(Path(f"{name}.json").read_text()) for name in ("test", "speed"))
-    for row, speed in zip(rows, timed, strict=True):
+    for timed in json.loads(Path("speed.json").read_text()):
+        name = Path(timed["checkpoint"]).stem
+        row = json.loads(Path(f"{name}.test.json").read_text())
         outputs = [line.replace(" ", "").replace("▁", " ") for line in row["predictions"]]
         pairs = list(zip(sources, outputs, strict=True))
         right, asked = map(sum, zip(*(stress_right(*pair, stresses) for pair in pairs), strict=True))
         kept = sum(letters_kept(*pair) for pair in pairs) / sum(map(len, sources))
-        symbols = sum(len(line.split()) for line in speed["predictions"]) / len(speed["predictions"])
-        path = Path(row["checkpoint"])
-        whole = path.name == "model.pt"
-        size = PARAMETERS if whole else parameters(Path(path.name))
-        heads = 96 if whole else row["heads"]["total"][0]
+        size, heads = (PARAMETERS, 96) if name == "model" else (parameters(name), row["heads"]["total"][0])
+        symbols = sum(len(line.split()) for line in timed["predictions"]) / len(timed["predictions"])
         lines.append(
-            f"{path.stem:22} {heads:6} {size / 1e6:6.2f}M {size / PARAMETERS:6.1%} {right / asked:13.1%} {kept:13.1%}"
-            f" {1000 * symbols / speed['speed']['per_second']:6.0f}"
+            f"{name:16} {heads:5} {size / 1e6:6.2f}M {size / PARAMETERS:6.1%} {right / asked:13.1%} {kept:13.1%}"
+            f" {1000 * symbols / timed['speed']['per_second']:5.0f}"
         )
     return "\n".join([*lines, f"{len(sources)} sentences, {asked} words of the dictionary"])
 

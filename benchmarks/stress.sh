@@ -37,24 +37,29 @@ done
 [[ -e bin/dict.src.txt ]] || fairseq-preprocess --source-lang src --target-lang tgt --srcdict dict.src.txt \
   --tgtdict dict.tgt.txt --trainpref train --validpref valid --testpref test --destdir bin >/dev/null 2>&1
 
-compared=model.pt
+models=(model)
 for params in 6365426 5242115 4493242 3744368; do # 85, 70, 60, 50% of 7,488,736
   [[ -e $params.pt ]] || headgates compress bin --path model.pt --params $params --cpu --out $params.pt
-  compared+=:$params.pt
+  models+=("$params")
 done
 # fairseq's post-norm layers have no norm after them: the converted model has one more in each stack, of no use else.
 [[ -e heads.pt ]] || headgates prune model.pt heads.pt --alive "$(python3 "$here/stress.py" heads)" >/dev/null
 for method in gradient ablation confidence refit; do
   [[ -e $method.json ]] ||
     headgates score bin --path heads.pt --gen-subset train --sentences 100 --method $method --cpu --out $method.json
-  for refit in "" -refit; do
-    [[ $method$refit == refit ]] && continue # this score is for refitted models
-    [[ -e half-$method$refit.pt ]] || headgates prune heads.pt half-$method$refit.pt --scores $method.json --keep 48 \
-      ${refit:+--refit bin --cpu} >/dev/null
-    compared+=:half-$method$refit.pt
+  for name in $method $method-refit; do
+    [[ $name == refit ]] && continue # this score is for refitted models
+    repair=()
+    [[ $name == *-refit ]] && repair=(--refit bin --cpu)
+    [[ -e $name.pt ]] ||
+      headgates prune heads.pt "$name.pt" --scores $method.json --keep 48 "${repair[@]}" >/dev/null
+    models+=("$name")
   done
 done
-[[ -e test.json ]] || headgates evaluate bin --path "$compared" "${options[@]}" --out test.json >/dev/null
-[[ -e speed.json ]] || headgates evaluate bin --path "$compared" "${options[@]}" --batch-size 1 --sentences 20 --speed \
-  --out speed.json >/dev/null
+for name in "${models[@]}"; do
+  [[ -e $name.test.json ]] || headgates evaluate bin --path "$name.pt" "${options[@]}" --out "$name.test.json" >/dev/null
+done
+paths=$(IFS=: && echo "${models[*]/%/.pt}")
+[[ -e speed.json ]] ||
+  headgates evaluate bin --path "$paths" "${options[@]}" --batch-size 1 --sentences 20 --speed --out speed.json >/dev/null
 python3 "$here/stress.py" table | tee table.txt

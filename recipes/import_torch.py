@@ -82,9 +82,7 @@ def convert(weights: dict[str, Tensor], vocabulary: dict[str, int], args: Namesp
         raise ValueError(f"it has weights that would be lost: {', '.join(weights)}")
     rows = list(vocabulary.values())
     if sorted(rows) != list(range(len(embedding))):
-        raise ValueError(
-            f"its embedding has {len(embedding)} rows, and the vocabulary does not number {len(embedding)}"
-        )
+        raise ValueError(f"its embedding has {len(embedding)} rows, which the vocabulary must number from 0")
     begin, pad, end = (vocabulary[symbol] for symbol in SPECIAL[:3])
     source, target = embedding[[*rows, end, pad]], embedding[rows]
     source[2], target[2] = embedding[pad], embedding[begin]  # fairseq's </s> ends its sources, and begins its targets

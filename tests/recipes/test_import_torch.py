@@ -83,7 +83,7 @@ def test_outputs_are_equal(tmp_path):
     ("change", "words"),
     [
         ({"vocabulary": [*VOCABULARY[:-1], "▁"]}, ["'▁' is not one character"]),
-        ({"vocabulary": VOCABULARY[1:]}, ["its embedding has 10 rows", "does not number 10"]),
+        ({"vocabulary": VOCABULARY[1:]}, ["its embedding has 10 rows", "must number from 0"]),
         ({"vocabulary": ["<s>"]}, ["KeyError: '<pad>'"]),
         (
             {"symbols": 20, "vocabulary": [*VOCABULARY, *"дежзийклмн"]},
