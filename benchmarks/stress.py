@@ -85,14 +85,13 @@ def letters_kept(source: str, output: str) -> int:
     return sum(block.size for block in blocks)
 
 
-def parameters(name: str) -> int:
-    """Return the number of parameters, without the zeros of the layers that hold the last norms."""
+def zeros(name: str) -> int:
+    """Return the number of weights that are 0: those of the layers that only hold the last norms."""
     import torch
 
     import fairseq_headgates  # noqa: F401  allows torch to load the options of a checkpoint
 
-    weights = torch.load(f"{name}.pt", weights_only=True)["model"].values()
-    return sum(int(weight.count_nonzero()) for weight in weights)
+    return sum(int((weight == 0).sum()) for weight in torch.load(f"{name}.pt", weights_only=True)["model"].values())
 
 
 def table() -> str:
@@ -109,7 +108,9 @@ def table() -> str:
         pairs = list(zip(sources, outputs, strict=True))
         right, asked = map(sum, zip(*(stress_right(*pair, stresses) for pair in pairs), strict=True))
         kept = sum(letters_kept(*pair) for pair in pairs) / sum(map(len, sources))
-        size, heads = (PARAMETERS, 96) if name == "model" else (parameters(name), row["heads"]["total"][0])
+        size, heads = row["parameters"] - zeros(name), row["heads"]["total"][0]
+        if name == "model":  # fairseq's file has another layer in each stack, and positions and embeddings of its own
+            size, heads = PARAMETERS, 96
         symbols = sum(len(line.split()) for line in timed["predictions"]) / len(timed["predictions"])
         lines.append(
             f"{name:16} {heads:5} {size / 1e6:6.2f}M {size / PARAMETERS:6.1%} {right / asked:13.1%} {kept:13.1%}"
