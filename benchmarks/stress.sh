@@ -6,7 +6,7 @@
 # Downloads two packages from PyPI, ruaccent-predictor 1.2.0 (MIT), the model, and tsnorm 1.1.2 (MIT), a dictionary of
 # stresses that the model does not know, and Debian's package fortunes-ru (GPL; needs apt-get and dpkg-deb), the text.
 # The model is converted (recipes/import_torch.py), and made smaller on 300 sentences with its own output as target: to
-# 85, 70, 60 and 50% of its 7.49M parameters, and without half of its 96 heads. One table of 200 other sentences. About
+# 85 to 30% of its 7.49M parameters, and without half of its 96 heads. One table of 200 other sentences. About
 # an hour on one core. What OUT has already is not made again: remove OUT/speed.json to measure the speeds alone.
 set -euo pipefail
 (($# == 1)) || { echo "stress.sh: got $# arguments, needs OUT" >&2; exit 2; }
@@ -38,7 +38,7 @@ done
   --tgtdict dict.tgt.txt --trainpref train --validpref valid --testpref test --destdir bin >/dev/null 2>&1
 
 models=(model)
-for params in 6365426 5242115 4493242 3744368; do # 85, 70, 60, 50% of 7,488,736
+for params in 6365426 5242115 4493242 3744368 2995494 2246620; do # 85, 70, 60, 50, 40, 30% of 7,488,736
   [[ -e $params.pt ]] || headgates compress bin --path model.pt --params $params --cpu --out $params.pt
   models+=("$params")
 done
