@@ -64,19 +64,15 @@ def read_stresses(words: set[str]) -> dict[str, int]:
     return found
 
 
-def stress_right(source: str, output: str, stresses: dict[str, int]) -> tuple[int, int]:
-    """Return how many words of the dictionary have the right stress, and how many there are. A lost word is wrong."""
+def stress_right(source: str, output: str, stresses: dict[str, int]) -> list[bool]:
+    """Return for each word of the dictionary whether the output has it with the right stress. A lost word is wrong."""
     words, marked = re.findall(WORD, source), re.findall(r"[а-яё][а-яё']*", output)
     plain = [word.replace("'", "") for word in marked]
     kept = {}
     for block in SequenceMatcher(None, words, plain, autojunk=False).get_matching_blocks():
         kept |= {block.a + i: marked[block.b + i] for i in range(block.size)}
-    asked = {
-        i: f"{word[: stresses[word] + 1]}'{word[stresses[word] + 1 :]}"
-        for i, word in enumerate(words)
-        if word in stresses
-    }
-    return sum(kept.get(i) == word for i, word in asked.items()), len(asked)
+    ends = {i: stresses[word] + 1 for i, word in enumerate(words) if word in stresses}
+    return [kept.get(i) == f"{words[i][:end]}'{words[i][end:]}" for i, end in ends.items()]
 
 
 def letters_kept(source: str, output: str) -> int:
@@ -95,28 +91,31 @@ def zeros(name: str) -> int:
 
 
 def table() -> str:
-    """Return the table of *.test.json and speed.json."""
+    """Return the table of *.test.json and speed.json. p is that of McNemar's test of the words against the model."""
+    from fairseq_headgates.data.statistics import mcnemar
+
     sources = Path("test").read_text("utf-8").splitlines()
     stresses = read_stresses({word for line in sources for word in re.findall(WORD, line)})
-    lines = [
-        f"{'model':16} {'heads':>5} {'params':>7} {'share':>6} {'stress right':>13} {'letters kept':>13} {'ms':>5}"
-    ]
+    columns = f"{'heads':>5} {'params':>7} {'share':>6} {'stress right':>13} {'p':>6} {'letters kept':>13} {'ms':>5}"
+    lines, whole = [f"{'model':16} {columns}"], []
     for timed in json.loads(Path("speed.json").read_text()):
         name = Path(timed["checkpoint"]).stem
         row = json.loads(Path(f"{name}.test.json").read_text())
         outputs = [line.replace(" ", "").replace("▁", " ") for line in row["predictions"]]
         pairs = list(zip(sources, outputs, strict=True))
-        right, asked = map(sum, zip(*(stress_right(*pair, stresses) for pair in pairs), strict=True))
+        right = [word for source, output in pairs for word in stress_right(source, output, stresses)]
+        whole = whole or right
         kept = sum(letters_kept(*pair) for pair in pairs) / sum(map(len, sources))
         size, heads = row["parameters"] - zeros(name), row["heads"]["total"][0]
         if name == "model":  # fairseq's file has another layer in each stack, and positions and embeddings of its own
             size, heads = PARAMETERS, 96
         symbols = sum(len(line.split()) for line in timed["predictions"]) / len(timed["predictions"])
+        p, ms = mcnemar(whole, right, [True] * len(right)), 1000 * symbols / timed["speed"]["per_second"]
         lines.append(
-            f"{name:16} {heads:5} {size / 1e6:6.2f}M {size / PARAMETERS:6.1%} {right / asked:13.1%} {kept:13.1%}"
-            f" {1000 * symbols / timed['speed']['per_second']:5.0f}"
+            f"{name:16} {heads:5} {size / 1e6:6.2f}M {size / PARAMETERS:6.1%} {sum(right) / len(right):13.1%} {p:6.3f}"
+            f" {kept:13.1%} {ms:5.0f}"
         )
-    return "\n".join([*lines, f"{len(sources)} sentences, {asked} words of the dictionary"])
+    return "\n".join([*lines, f"{len(sources)} sentences, {len(whole)} words of the dictionary"])
 
 
 if __name__ == "__main__":
