@@ -113,7 +113,7 @@ def table() -> str:
         p, ms = mcnemar(whole, right, [True] * len(right)), 1000 * symbols / timed["speed"]["per_second"]
         lines.append(
             f"{name:16} {heads:5} {size / 1e6:6.2f}M {size / PARAMETERS:6.1%} {sum(right) / len(right):13.1%} {p:6.3f}"
-            f" {kept:13.1%} {ms:5.0f}"
+            f" {kept:13.2%} {ms:5.0f}"
         )
     return "\n".join([*lines, f"{len(sources)} sentences, {len(whole)} words of the dictionary"])
 
