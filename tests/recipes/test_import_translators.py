@@ -212,23 +212,23 @@ def test_translations_are_those_of_transformers(kind, tmp_path, monkeypatch, run
     assert found == greedy(model, kind, 10)
 
 
-def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch, either):
+def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch, forked):
     """The commands of docs/huggingface.md."""
     ctranslate2 = pytest.importorskip("ctranslate2")
-    model, data, task = imported(import_transformers(monkeypatch), tmp_path, "marian", either)
+    model, data, task = imported(import_transformers(monkeypatch), tmp_path, "marian", forked)
     path = tmp_path / "out" / "model.pt"
-    found = translations(either, data, path, task)
+    found = translations(forked, data, path, task)
     assert len({tuple(line) for line in found}) > 1
     assert found == greedy(model, "marian", 10)
     short = [*EVALUATION[2:], "--max-len-b", "9"]
     trimmed, small = tmp_path / "trimmed", tmp_path / "small.pt"
-    either("headgates", "trim", data, *task, "--path", path, *short, "--out", trimmed)
-    assert translations(either, trimmed, trimmed / "model.pt", task) == found
+    forked("headgates", "trim", data, *task, "--path", path, *short, "--out", trimmed)
+    assert translations(forked, trimmed, trimmed / "model.pt", task) == found
     given = ["--path", trimmed / "model.pt", "--params", "0.9", "--sentences", "3", "--out", small]
-    either("headgates", "compress", trimmed, *task, *given, *short)
-    assert translations(either, trimmed, small, task) != []
+    forked("headgates", "compress", trimmed, *task, *given, *short)
+    assert translations(forked, trimmed, small, task) != []
     for name, checkpoint, data in (("whole", path, tmp_path / "out"), ("small", small, trimmed)):
-        either("headgates", "convert", checkpoint, tmp_path / name, "--to", "ctranslate2", "--data", data)
+        forked("headgates", "convert", checkpoint, tmp_path / name, "--to", "ctranslate2", "--data", data)
     translator = ctranslate2.Translator(str(tmp_path / "whole"), intra_threads=1)
     options = {"beam_size": 1, "max_decoding_length": 10, "suppress_sequences": [["<blank>"]]}
     short = [each.hypotheses[0] for each in translator.translate_batch(SENTENCES, **options)]
