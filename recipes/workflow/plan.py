@@ -182,18 +182,19 @@ def models(config: Options, family: Family) -> dict[str, Model]:
                 refuse(name, "steps must be at most max-update of further")
             if "data" in run and not run.get("train", True):
                 refuse(name, "data is the text of the training: leave out train: false, or data")
-            if run.get("data", "original") != "original" and family.task.get("task") != "translation":
+            data = run.get("data", "original")
+            if data != "original" and family.task.get("task") != "translation":
                 refuse(name, "only translation models have distilled data")
             alone = types == ["enc-self"] and len(family.heads) > 1 and run.get("train", True)
-            found.append(Model(name, FROZEN if alone else CONTROL_OF[run.get("data", "original")], run))
+            if alone and data != "original":
+                refuse(name, "runs of enc-self alone, whose decoder is frozen, need the original data")
+            found.append(Model(name, FROZEN if alone else CONTROL_OF[data], run))
     runs = [model.name for model in found]
     for model in found:
         if [BASELINE, FROZEN, *CONTROL_OF.values(), *runs].count(model.name) > 1:
             refuse(model.name, "the name is taken")
         if model.kind == "scratch" and model.run["scratch"] not in runs:
             refuse(model.name, f"scratch must be one of {', '.join(runs)}")
-        if model.control == FROZEN and model.data != "original":
-            refuse(model.name, "runs of enc-self alone, whose decoder is frozen, need the original data")
     needed = {model.control for model in found}
     if needed - {FROZEN}:
         needed.add(CONTROL)  # the control of the other controls

@@ -1,36 +1,25 @@
 # Sequence-level distillation (Kim & Rush 2016): the training text, translated by the baseline of each seed.
 
 
-# The heads of the plugin translate faster than fairseq's; docs/benchmarks.md has both, and how little int8 changes.
-rule whole:
-    input:
-        f"{PLACE}/baseline/trained.pt",
-    output:
-        temp(f"{PLACE}/baseline/whole.pt"),
-    log:
-        f"{PLACE}/baseline/whole.log",
-    params:
-        int8=" --inference-dtype int8" if CPU else "",
-    shell:
-        "headgates prune {input} {output} --no-optimizer{params.int8} > {log} 2>&1"
-
-
-# fairseq-generate prints tokens in BPE: a line S-NUMBER<TAB>source, later H-NUMBER<TAB>score<TAB>translation.
+# pruned.pt has all heads, and those of the plugin translate faster than fairseq's: docs/benchmarks.md has both, and how
+# little int8 changes. fairseq-generate prints tokens in BPE: a line S-NUMBER<TAB>source, later H-NUMBER<TAB>score<TAB>translation.
 rule translate_training_text:
     input:
         data=DATA,
-        checkpoint=f"{PLACE}/baseline/whole.pt",
+        checkpoint=f"{PLACE}/baseline/pruned.pt",
     output:
         expand(f"{OUT}/text/seed{{{{seed}}}}.distilled.{{language}}", language=LANGUAGES),
     log:
         f"{PLACE}/baseline/translate.log",
+    params:
+        int8="--model-overrides \"{'inference_dtype': 'int8'}\"" if CPU else "",
     resources:
         gpu=GPUS,
     shell:
         "fairseq-generate {input.data} --user-dir $(headgates path) --path {input.checkpoint} --gen-subset train"
         f" {PAIR} --skip-invalid-size-inputs-valid-test --required-batch-size-multiple 1"
         f" {command_line({'log-format': 'simple', 'log-interval': 50}, config['evaluation'])} {CPU}"
-        " 2> {log} | awk -F '\\t' '/^S-/ {{ source = $2 }}"
+        " {params.int8} 2> {log} | awk -F '\\t' '/^S-/ {{ source = $2 }}"
         ' /^H-/ {{ print source > "{output[0]}"; print $3 > "{output[1]}" }}\''
 
 

@@ -72,6 +72,10 @@ rule remove_closed_heads:
     log:
         f"{PLACE}/{{model}}/prune.log",
     wildcard_constraints:
-        model=one_of(name for name, model in MODELS.items() if model.checkpoint == f"{name}/pruned.pt" and model.is_trained),
+        model=one_of(
+            name
+            for name, model in MODELS.items()
+            if name == "baseline" or (model.checkpoint == f"{name}/pruned.pt" and model.is_trained)
+        ),
     shell:
         "headgates prune {input} {output} --no-optimizer > {log} 2>&1"
