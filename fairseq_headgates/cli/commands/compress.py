@@ -4,7 +4,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from operator import methodcaller
 from typing import Any
 
@@ -14,7 +14,6 @@ from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.drawing.tables import with_interval
 from fairseq_headgates.files import to_json
-from fairseq_headgates.heads import Signature
 from fairseq_headgates.scores.options import UNITS, Progress
 
 
@@ -178,7 +177,12 @@ class Compress(Text, Precision, Output):
             except OutOfReach:  # one kind of units alone may not be enough
                 if kinds == self.units:
                     raise
-        content = [{**result.results, "signature": _signed(signature, result.results)} for result in results]
+        content = []
+        for result in results:  # each with a line for a paper
+            before, after = result.results["parameters"]
+            parts = {"params": f"{after / before:.3f}", "units": "+".join(result.results["units"])}
+            signed = signature.of_method("headgates|compress", parts)
+            content.append({**result.results, "signature": str(signed)})
         if self.out and session.writes:
             self._write(self.out, state, model, results[0], content[0]["signature"])
         return Answer(
@@ -223,10 +227,3 @@ class Compress(Text, Precision, Output):
         )
         check_loads(smaller)
         save_checkpoint(smaller, path, self.force)
-
-
-def _signed(signature: Signature, results: Mapping[str, Any]) -> str:
-    """Return the signature of a compressed model, with the share of the parameters that it keeps, for a paper."""
-    before, after = results["parameters"]
-    parts = {"params": f"{after / before:.3f}", "units": "+".join(results["units"])}
-    return str(signature.of_method("headgates|compress", parts))
