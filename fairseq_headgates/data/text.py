@@ -14,7 +14,7 @@ from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_headgates.data.task import LANGUAGES, complete_languages
 from fairseq_headgates.files import check_dictionary, lines_of, read_standard_input, read_text
-from fairseq_headgates.safety.checkpoint import as_mapping, load_checkpoint
+from fairseq_headgates.safety.checkpoint import load_checkpoint, stored_options
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,7 @@ def copy_dictionaries(args: Namespace, files: Sequence[str], folder: Path, trust
         if not (args.source_lang and args.target_lang):
             endings: Sequence[Any] = [Path(file).suffix[1:] for file in files]
             if len(endings) != 2 or not all((place / f"dict.{ending}.txt").exists() for ending in endings):
-                state = load_checkpoint(checkpoint, trust)
-                options = as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get("task"))
+                options = stored_options(load_checkpoint(checkpoint, trust), "task")
                 endings = [options.get(name) for name in LANGUAGES]
             args.source_lang, args.target_lang = endings
         languages = [args.source_lang, args.target_lang]

@@ -48,6 +48,11 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def stored_options(state: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    """Return the options of a group ("task", "criterion", ...) of a checkpoint. Older fairseq stores all in one."""
+    return as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get(group))
+
+
 def architecture(args: argparse.Namespace) -> str:
     """Return the name by which fairseq builds a model, '?' if the options have none."""
     return getattr(args, "_name", None) or getattr(args, "arch", None) or "?"

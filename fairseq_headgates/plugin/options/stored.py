@@ -19,7 +19,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 
 from fairseq_headgates.messages import quoted
 from fairseq_headgates.plugin.options.declared import OPTIONS, Number
-from fairseq_headgates.safety.checkpoint import as_mapping
+from fairseq_headgates.safety.checkpoint import stored_options
 from fairseq_headgates.safety.literals import EVALUATED, NUMBERS, is_literal
 
 # Options that this plugin reads besides its own and those of fairseq's transformer.
@@ -70,7 +70,7 @@ def model_options(stored: Mapping[str, Any], model: Any = None) -> argparse.Name
 
 def l0_end(state: Mapping[str, Any]) -> dict[str, int]:
     """Return {option: the update at which the warm-up of lambda ends}, by the criterion that a checkpoint stores."""
-    stored = as_mapping(state.get("args")) or as_mapping(as_mapping(state.get("cfg")).get("criterion"))
+    stored = stored_options(state, "criterion")
     parts = (stored.get(name) for name in ("l0_start_update", "l0_warmup_updates"))
     return {"--l0-warmup-updates": sum(part for part in parts if isinstance(part, int))}
 
