@@ -34,8 +34,8 @@ from torch import Tensor
 
 from fairseq_headgates.checkpoints import build_model, save_checkpoint
 from fairseq_headgates.files import write_whole
+from huggingface.model import FIRST, OFFSET, checkpoint
 
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # the first symbols of fairseq's dictionaries
 END, BLANK = "<end>", "<blank>"  # </s> and <pad> as symbols of a source: fairseq appends its </s> and masks its <pad>
 MODULES = {  # of the layers of torch, and their names in fairseq
     "encoder": {"norm1": "self_attn_layer_norm", "norm2": "final_layer_norm"},
@@ -83,7 +83,7 @@ def convert(weights: dict[str, Tensor], vocabulary: dict[str, int], args: Namesp
     rows = list(vocabulary.values())
     if sorted(rows) != list(range(len(embedding))):
         raise ValueError(f"its embedding has {len(embedding)} rows, which the vocabulary must number from 0")
-    begin, pad, end = (vocabulary[symbol] for symbol in SPECIAL[:3])
+    begin, pad, end = (vocabulary[symbol] for symbol in FIRST[:3])
     source, target = embedding[[*rows, end, pad]], embedding[rows]
     source[2], target[2] = embedding[pad], embedding[begin]  # fairseq's </s> ends its sources, and begins its targets
     source[1] = target[1] = 0  # fairseq's <pad>
@@ -94,32 +94,30 @@ def convert(weights: dict[str, Tensor], vocabulary: dict[str, int], args: Namesp
     final = [name for name in decoder if name.endswith("final_layer_norm.bias")][-1]
     decoder[final] = (decoder[final] + shift).float()
     size = table.shape[-1]
-    positions = torch.cat([torch.zeros(2, size), table.reshape(-1, size)])  # fairseq numbers them from 2
+    positions = torch.cat([torch.zeros(OFFSET, size), table.reshape(-1, size)])
     found = encoder | decoder | {"decoder.output_projection.weight": output[rows]}
     for stack, words in zip(MODULES, (source, target), strict=True):
         found |= {f"{stack}.embed_tokens.weight": words, f"{stack}.embed_positions.weight": positions}
     return found
 
 
-def checkpoint(model: dict[str, Tensor], heads: int) -> dict[str, Any]:
-    """Return what fairseq-train saves, before the first update and without the state of an optimizer."""
+def options_of(model: dict[str, Tensor], heads: int) -> Namespace:
+    """Return the options of fairseq's transformer."""
     options: dict[str, Any] = {"arch": "transformer", "task": "translation", "source_lang": "src", "target_lang": "tgt"}
     positions, size = model["encoder.embed_positions.weight"].shape
     for stack in MODULES:
         number = sum(name.startswith(f"{stack}.layers.") and name.endswith(".fc1.bias") for name in model)
         options |= {f"{stack}_layers": number, f"{stack}_attention_heads": heads, f"{stack}_learned_pos": True}
         options |= {f"{stack}_embed_dim": size, f"{stack}_ffn_embed_dim": len(model[f"{stack}.layers.0.fc1.bias"])}
-    options |= {"max_source_positions": positions - 2, "max_target_positions": positions - 2}
+    options |= {"max_source_positions": positions - OFFSET, "max_target_positions": positions - OFFSET}
     args = Namespace(**options, criterion="cross_entropy", optimizer="adam", lr_scheduler="fixed", lr=[1e-4])
     base_architecture(args)
-    history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}
-    state = {"args": args, "model": model, "optimizer_history": [history | {"num_updates": 0}]}
-    return state | {"extra_state": {"train_iterator": {"epoch": 1}}, "last_optimizer_state": None}
+    return args
 
 
 def encode(line: str, positions: int) -> str:
     """Return the symbols of a source, but the last one, which fairseq appends."""
-    symbols = [SPECIAL[0], *line.replace(" ", "▁"), END]
+    symbols = [FIRST[0], *line.replace(" ", "▁"), END]
     if len(symbols) >= positions:
         raise ValueError(f"a sentence has {len(line)} characters, more than {positions - 3}: {line}")
     return " ".join(symbols + [BLANK] * (positions - 1 - len(symbols)))
@@ -127,12 +125,12 @@ def encode(line: str, positions: int) -> str:
 
 def work(args: Namespace) -> None:
     given = json.loads(args.vocabulary.read_text("utf-8"))
-    vocabulary = {symbol: given.pop(symbol) for symbol in SPECIAL} | given
+    vocabulary = {symbol: given.pop(symbol) for symbol in FIRST} | given
     if wrong := [s for s in given if len(s) != 1 or s == "▁" or (s.isspace() and s != " ")]:
         raise ValueError(f"{args.vocabulary}: {wrong[0]!r} is not one character that can be seen, or a blank")
     weights = torch.load(args.weights, map_location="cpu", weights_only=True)
     model = convert({name: weight.float() for name, weight in weights.items()}, vocabulary, args)
-    state = checkpoint(model, args.heads)
+    state = checkpoint(options_of(model, args.heads), model)
     build_model(state)  # raises ValueError if a weight is missing or of another size
     target = "".join(f"{'▁' if symbol == ' ' else symbol} 1\n" for symbol in given)
     files = {"dict.src.txt": f"{target}{END} 1\n{BLANK} 1\n", "dict.tgt.txt": target}
