@@ -57,9 +57,7 @@ sys.stdout.writelines(' '.join(model.encode(line.strip(), out_type=str)) + '\n' 
     --no-epoch-checkpoints --log-format simple --log-interval 50 >train.log 2>&1
   touch model/trained
   pairs=(en-de en-ru) search=(--beam 4 --remove-bpe sentencepiece) sentences=()
-fi
-
-if [[ $kind != trained ]]; then
+else
   [[ $kind == nllb ]] && symbols=256000 languages=202 model=(--arch transformer --share-all-embeddings) style=multilingual
   [[ $kind == mbart ]] && symbols=250001 languages=25 model=(--arch mbart_large) style=mbart
   model+=(--encoder-embed-dim "${EMBED:-1024}" --decoder-embed-dim "${EMBED:-1024}" --encoder-layers "${LAYERS:-12}"
