@@ -28,19 +28,19 @@ setup: ## make the environment (test, demo, check ... do this themselves)
 	@recipes/scripts/setup.sh
 
 test: setup ## run the tests of every change
-	@$(PYTEST) --dist worksteal -m "not rehearsal" $(ARGS)
+	@$(PYTEST) --dist loadfile -m "not rehearsal and not release" $(ARGS)
 
-rehearse: setup ## run the long tests: a whole recipe, a short demo, interrupted runs, packages
+rehearse: setup ## run what a reader of the documentation does: its commands, a short demo, the package
 	@$(PYTEST) --dist loadgroup -m "rehearsal and not release" --durations 12 $(ARGS)
 
-releasetests: setup ## run the long tests that make rehearse leaves out, before a release
+releasetests: setup ## run the tests that a change need not wait for, before a release (half an hour)
 	@$(PYTEST) --dist loadgroup -m release --durations 12 $(ARGS)
 
 matrix: ## run the tests with several versions of Python, fairseq and torch (hours, and gigabytes of downloads)
 	@tests/matrix.sh $(CELLS)
 
 coverage: setup ## run the tests of every change and print the lines that they do not reach
-	@$(PYTEST) --dist worksteal -m "not rehearsal" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
+	@$(PYTEST) --dist loadfile -m "not rehearsal and not release" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
 
 # The demo needs no tools for tests and documentation.
 DEMO_EXTRAS = fairseq,text,plots,ctranslate2

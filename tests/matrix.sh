@@ -41,9 +41,9 @@ found = {d.name.replace("_", "-"): d.version for d in distributions()}
 print(*(f"{n} {found[n]}" for n in ("fairseq", "fairseq-fixed", "torch", "numpy") if n in found), sep="\t")')
   [[ $variant != main ]] || versions="main branch, $versions"
   export PATH="$venv/bin:${PATH#"$PWD"/.venv-*/bin:}"
-  python -m pytest -m rehearsal tests/recipes/test_demo.py -k the_demo >"$venv/demo.log" 2>&1 &
+  python -m pytest -m rehearsal tests/recipes/test_demo.py >"$venv/demo.log" 2>&1 &
   demo=$!
-  python -m pytest -n "${WORKERS:-2}" --dist worksteal -m "not rehearsal" >"$venv/test.log" 2>&1 || failed=1
+  python -m pytest -n "${WORKERS:-2}" --dist loadfile -m "not rehearsal and not release" >"$venv/test.log" 2>&1 || failed=1
   wait "$demo" || failed=1
   demo=
   printf '%s\t%s\t%s\t%s\t%s\n' "$(date +%F)" "Python $python" "$versions" \

@@ -105,6 +105,7 @@ def test_the_criterion_adds_lambda_times_the_penalty_in_training_only(family):
     assert float(logs["heads_open"]) == int(size) * sum(gates.numel() for gates in gate_values(model).values())
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("family", LOSSES, indirect=True)
 @pytest.mark.parametrize("mode", ["single", "all-but-one"])
 def test_ablation_is_the_loss_of_the_masked_model(family, mode):
@@ -125,7 +126,7 @@ BY_COMMAND = [name for name, family in FAMILIES.items() if family.commands]
 
 
 each_by_command = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.rehearsal] * (name != "transformer")) for name in BY_COMMAND]
+    "name", [pytest.param(name, marks=[pytest.mark.release] * (name != "transformer")) for name in BY_COMMAND]
 )
 
 
@@ -171,6 +172,7 @@ def test_it_is_trained_pruned_compressed_and_measured_by_command(name, forms_of,
     assert found["loss"][1] == pytest.approx(loss(tmp_path / "small.pt"), abs=1e-4)
 
 
+@pytest.mark.release
 @each_by_command
 def test_its_properties_are_those_of_the_table(name, forms_of, run, request, monkeypatch):
     """A command works on it, or refuses it in one line."""

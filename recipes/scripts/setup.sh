@@ -30,6 +30,8 @@ torch_cpu_index=https://download.pytorch.org/whl/cpu
 # The environment is self-contained.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+# Most modules are never imported: pip does not compile them in advance. Of its options with "no", no switches them on.
+export PIP_NO_COMPILE=no
 
 say() { echo "$*" >&2; }
 step() { say "[$1/5] ${*:2}"; }
@@ -182,18 +184,18 @@ install_fairseq() {
   printf '[build_ext]\nparallel = %s\n' "$(nproc)" >"$build/parallel.cfg"
   printf '#!/bin/sh\nexit 1\n' >"$build/ninja"
   chmod +x "$build/ninja"
-  # The tools are installed meanwhile. If that fails, it fails again in the next step.
-  [[ $extras != fairseq,* ]] || (log=$venv/tools.log && install_checkout "${extras#fairseq,}") &
+  # The tools are installed meanwhile. If that fails, the next step tries again.
+  local tools
+  (log=$venv/tools.log && [[ $extras == fairseq,* ]] && install_checkout "${extras#fairseq,}") & tools=$!
   PATH=$build:$PATH DIST_EXTRA_CONFIG=$build/parallel.cfg CFLAGS="-O0 -g0 ${CFLAGS:-}" CXXFLAGS="-O0 -g0 ${CXXFLAGS:-}" \
-    pip wheel $isolation --no-deps -c "$venv/constraints.txt" -w "$build" "$fairseq_spec" && wait &&
+    pip wheel $isolation --no-deps -c "$venv/constraints.txt" -w "$build" "$fairseq_spec" &&
+    { ! wait "$tools" || tools_installed=1; } &&
     pip install $isolation -c "$venv/constraints.txt" "$build"/fairseq*.whl ||
     die_with_log "$fairseq_spec cannot be installed; check the network and the compiler, and run this again"
 }
 
 # install_checkout EXTRAS
 install_checkout() {
-  # Most modules of the tools are never imported: they are not compiled in advance.
-  [[ ,$extras, != *,dev,* ]] || local -x PIP_NO_COMPILE=1
   pip install --no-build-isolation -c "$venv/constraints.txt" -e ".[$1]"
 }
 
@@ -221,9 +223,12 @@ install_torch
   die_with_log "pip<24.1 cannot be installed; check the network and run this again"
 # From here on pip must not change torch and its numpy.
 "$python" recipes/scripts/environment.py pins >"$venv/constraints.txt" 2>>"$log" || die_with_log "torch or numpy is incomplete; run 'make distclean' and this again"
+# Resolving the requirements of the tools takes the pip of Python 3.11 twice as long.
+[[ $fairseq_spec == fairseq==* ]] || pip install -c "$venv/constraints.txt" --upgrade pip || true
+tools_installed=
 install_fairseq
 step 4 "installing this checkout (editable) and its tools"
-install_checkout "$extras" ||
+[[ -n $tools_installed ]] || install_checkout "$extras" ||
   die_with_log "the packages in setup.py cannot be installed; check the network and run this again"
 step 5 "checking" # not the project itself, whose errors the tests show
 check tools "$root" "$extras" && check fairseq "$fairseq_spec" && [[ -x $venv/bin/headgates ]] ||

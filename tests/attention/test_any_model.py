@@ -157,6 +157,7 @@ def close_some(model):
             module.attention.gate.theta.copy_(values)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", each(SUPPORTED))
 def test_a_model_is_gated_trained_and_pruned(name):
     case = CASES[name]
@@ -200,6 +201,7 @@ def search(model, name):
     return tokens, torch.tensor([hypothesis["score"] for beam in found for hypothesis in beam])
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", each(SEARCHED))
 def test_beam_search_finds_the_same(name):
     """Stock and open; gated and pruned."""

@@ -146,6 +146,7 @@ def test_invalid_masks_are_refused_before_the_model_is_changed(change):
     assert not any(isinstance(module.attention, HeadAttention) for module in attention_modules(model))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("default", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_gates_are_read_in_any_precision(dtype, default):
@@ -260,6 +261,7 @@ def copy_weights(normed, plain):
     return plain
 
 
+@pytest.mark.cases(5)
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 @pytest.mark.parametrize(
     ("norm", "form"),
@@ -328,6 +330,7 @@ def test_quantised_layers(form):
         prune(quantised, {"dec-self": [[0, 1, 1, 1]] * 2})
 
 
+@pytest.mark.release
 def test_compilation_works():
     model = insert_gates(stirred(make_stock()), ["dec-enc"], init=0.3).eval()
     attention, x = attention_modules(model)[-1].attention, torch.randn(5, 3, 32)

@@ -18,6 +18,7 @@ from fairseq_headgates.heads import TYPES
 from fairseq_headgates.inference.packed_linear import InferenceLinear
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("seed", "beam", "fast"),
     [(0, 4, "make_generation_fast_"), (1, 1, "prepare_for_inference_"), (2, 4, "prepare_for_inference_"), (0, 1, None)],
@@ -106,6 +107,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", MODELS)
 def test_prepared_tensors_follow_every_change_of_the_weights(kind, change, monkeypatch):
@@ -179,6 +181,7 @@ def with_gradients(model):
 MODES = {"inference": torch.inference_mode, "no grad": torch.no_grad, "usual": torch.enable_grad}
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("kind", "first", "packed"),  # every pair of two of them
     [(kind, first, (i + j) % 2 == 0) for i, kind in enumerate(MODELS) for j, first in enumerate(MODES)],
@@ -211,6 +214,7 @@ KINDS = (
 packed_or_not = pytest.mark.parametrize(("kind", "packed"), KINDS, indirect=["packed"])
 
 
+@pytest.mark.cases(2)
 @packed_or_not
 @pytest.mark.usefixtures("packed")
 def test_a_model_loaded_in_inference_mode(kind):

@@ -18,7 +18,6 @@ MASK = {"enc-self": [[1, 0, 1, 0, 1, 1, 1, 1]] * 4}
 SYMBOLS = 25
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_they_are_fairseqs_roberta_and_lose_heads(tmp_path):
     done = subprocess.run(["benchmarks/antibodies.sh", tmp_path], cwd=ROOT, env=environment({}), check=False)

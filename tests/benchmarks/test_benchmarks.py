@@ -11,7 +11,7 @@ from support.fairseq_0_12_2 import IS_0_12_2
 from support.recipes import ROOT
 
 pytest.importorskip("ctranslate2")  # of generation_speed.py and same_outputs.py
-pytestmark = pytest.mark.rehearsal
+pytestmark = pytest.mark.release
 TINY = ["--vocabulary", 60, "--length", 4]
 
 

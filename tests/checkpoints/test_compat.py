@@ -173,6 +173,7 @@ def installed(folder, **versions):
     return folder
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("versions", "words"),
     [

@@ -40,7 +40,7 @@ print("plugin" if any(name.split(".")[0] == "fairseq_headgates" for name in sys.
 """
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_stock_checkpoint_loads_without_the_plugin(stock, toy, tmp_path):
     command = [sys.executable, "-c", FRESH, str(stock), str(toy.data)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -66,6 +66,7 @@ def test_stock_checkpoint_holds_only_tensors_and_plain_values(stock, gated):
     assert {name: tensor.shape for name, tensor in state["model"].items()} == shapes
 
 
+@pytest.mark.release
 def test_groups_of_options_that_fairseq_stores_as_a_namespace(train, run, toy, tmp_path):
     """Of tasks and optimisers without a dataclass."""
     task = ["--task", "translation_multi_simple_epoch", "--lang-pairs", "src-tgt", "--langs", "src,tgt"]

@@ -17,6 +17,7 @@ from fairseq_headgates.plugin.models.building import read_mask
 from fairseq_headgates.safety.checkpoint import model_args
 
 
+@pytest.mark.release
 def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train, tmp_path):
     again = tmp_path / "again.pt"
     mask = {"enc-self": [[0, 1, 0, 1], [1, 1, 1, 1]], "dec-self": [[1, 1, 1, 1], [0, 0, 0, 1]]}
@@ -123,6 +124,7 @@ def test_checkpoints_without_a_mask_are_refused_in_one_line(options, gates, tmp_
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.release
 def test_resuming_with_a_mask_of_other_heads_is_refused(pruned, train, tmp_path):
     """Training goes on from a pruned checkpoint with a mask of as many heads, but others."""
     other = {**OPEN, "enc-self": [[1, 1, 1, 0], [0, 0, 0, 0]]}

@@ -91,6 +91,7 @@ def files(made_once, train, toy):
     return {path.stem: path for path in folder.glob("*.pt")}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", VERSIONS)
 def test_pruned_and_stock_compute_the_same(kind, files):
     """The original is of fairseq's own class."""

@@ -48,6 +48,7 @@ def alignments(finished):
     return sorted(re.findall(r"^A-(\d+)\t(.*)$", finished.out, re.MULTILINE))
 
 
+@pytest.mark.release
 def test_gated_pruned_and_stock_print_the_same_translations_and_alignments(gated, run, toy, tmp_path):
     """Of a mask that says nothing about what attends to what; the stock form of fairseq is among them."""
     mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
@@ -66,6 +67,7 @@ def test_gated_pruned_and_stock_print_the_same_translations_and_alignments(gated
     assert_same_output(done[0], done[2], 30)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("kind", "form"), [("baseline", []), ("fixed", ["--stock"]), ("mixed", [])])
 def test_checkpoints_of_every_kind_compute_the_same_after_pruning(kind, form, checkpoints, run, tmp_path):
     """Heads that are fixed at 0 go; a baseline has no gates, and keeps what it has."""

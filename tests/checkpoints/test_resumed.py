@@ -69,6 +69,7 @@ def test_pruned_model_trains_on_exactly_as_the_masked_one(continued):
     assert pruned_["extra_state"]["train_iterator"] == masked_["extra_state"]["train_iterator"]
 
 
+@pytest.mark.release
 def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
     """fairseq's own moments, by fairseq's own numbers: of removed heads they move nothing that counts."""
     options = ["--dropout", 0, "--max-tokens", 300, "--lr", 0.002]
@@ -100,7 +101,7 @@ def test_parameter_order_in_optimizer_states_is_that_of_fairseq():
         assert torch.equal(smaller["last_optimizer_state"]["state"][i]["exp_avg"], expected), name
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_two_workers_train_a_pruned_model_as_one_with_two_batches(pruned, train, tmp_path):
     """Layers without heads have parameters without elements, which the workers exchange too."""
     heads = ["--alive-heads", json.dumps(OPEN), "--remove-heads", "--finetune-from-model", pruned]

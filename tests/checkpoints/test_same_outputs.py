@@ -36,7 +36,6 @@ def assert_same_outputs(checkpoint, data, folder):
     return forms
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 @pytest.mark.skipif(DATA is None, reason="HEADGATES_DATA names no folder of real data")
 @pytest.mark.parametrize(

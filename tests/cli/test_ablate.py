@@ -78,6 +78,7 @@ def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     assert (tmp_path / "out.json").read_text() == expected.read_text()
 
 
+@pytest.mark.release
 def test_partial_results_of_other_data_are_not_resumed(on_toy, copied, checkpoints, tmp_path, monkeypatch):
     """A stopped command goes on with copies of its data and checkpoint, not with others in their place."""
     data, model = copied(), tmp_path / "model.pt"

@@ -48,6 +48,7 @@ def test_curves_of_several_checkpoints_by_a_file_of_scores(headgates, toy, check
     assert "choose one with --score-method" in headgates(*common, code=2)
 
 
+@pytest.mark.release
 def test_parameters_are_those_of_a_checkpoint_without_the_heads(on_toy, headgates, checkpoints, tmp_path):
     options = ["--by", "magnitude", "--metric", "nll", "--steps", "0,50,100", "--types", "all", "--json"]
     options += ["--tsv", tmp_path / "c.tsv"]

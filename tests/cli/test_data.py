@@ -83,7 +83,7 @@ def test_damaged_data(name, change, words, on_toy, copied):
     assert words in line and str(path.parent) in line
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_a_worker_that_cannot_write_stops_the_others(start, toy, gated_checkpoint, tmp_path):
     out, full = tmp_path / "x.json", {"RLIMIT_FSIZE": 300}
     common = ["score", toy.data, "--path", gated_checkpoint, "--gen-subset", "test", "--cpu", "--method", "gradient"]
@@ -132,6 +132,7 @@ def multilingual(made_once, train):
     return folder / "checkpoint_last.pt"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("options", "others"),
     [

@@ -110,6 +110,7 @@ def test_every_option_that_changes_results_is_signed(task):
     assert set(vars(given)) - HARMLESS - {*chosen, "simul_type"} <= data.keys() | search.keys()
 
 
+@pytest.mark.release
 def test_options_of_speed_and_training_change_no_result(on_toy):
     """Padding and the order of batches do not change losses either, though they are signed."""
     speed = ["--max-tokens", "40", "--data-buffer-size", "2", "--max-valid-steps", "1", "--curriculum", "1"]
@@ -144,6 +145,7 @@ def test_what_sampling_depends_on_is_signed(on_toy):
 # --- tokenised text --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_moses_tokenizer_takes_the_languages_of_the_data(on_toy):
     pytest.importorskip("sacremoses")
     options = ["--by", "random", "--steps", "0", "--types", "all", *SEARCH, "--tokenizer", "moses", "--json"]
@@ -151,6 +153,7 @@ def test_moses_tokenizer_takes_the_languages_of_the_data(on_toy):
     assert found[0] == found[1] and "|langs:src-tgt|" in found[0][0]["measured"]
 
 
+@pytest.mark.release
 def test_tokenised_references_get_one_warning(toy, checkpoints, capsys, monkeypatch, caplog):
     """It says what to do; sacreBLEU would print three lines for every score."""
     monkeypatch.setattr(metrics, "references", lambda *_: ["A B ."] * 10)

@@ -121,6 +121,7 @@ def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, ch
     assert rows[0][5::2] == shown and "p of BLEU: nrefs:1|bs:20|seed:12345|" in signatures
 
 
+@pytest.mark.release
 def test_gated_pruned_and_stock_checkpoints_have_equal_results(evaluated, toy, forms):
     gated, pruned, stock = evaluated(toy.data, forms.values(), *FORCED, "--speed", "1")
     for other in (pruned, stock):
@@ -133,7 +134,7 @@ def test_gated_pruned_and_stock_checkpoints_have_equal_results(evaluated, toy, f
     assert all(each.speed.unit == "words" and each.speed.per_second > 0 for each in (gated, pruned, stock))
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 @pytest.mark.usefixtures("all_resamplings")  # as the second worker, which is another process
 def test_two_workers_evaluate_as_one(run, toy, checkpoints, tmp_path):
     outs = [tmp_path / f"{workers}.json" for workers in (1, 2)]
@@ -175,6 +176,7 @@ def test_a_language_model_has_the_loss_of_fairseq_eval_lm(evaluated, headgates, 
     assert words in one_line(headgates("evaluate", *other, code=2))
 
 
+@pytest.mark.release
 def test_the_accuracy_of_classifiers_is_counted(evaluated, run, train_roberta, toy_classes, tmp_path):
     for name, updates in (("a", 8), ("b", 2)):
         train_roberta(tmp_path / name, *PLUGIN, arch="roberta", updates=updates)

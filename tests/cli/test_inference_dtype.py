@@ -76,6 +76,7 @@ def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, gener
     assert sorted(text.replace(" ", "") for text in found["int8"]["predictions"]) == sorted(texts)
 
 
+@pytest.mark.release
 def test_training_with_it_is_in_single_precision(train, tmp_path):
     done = train(tmp_path / "int8", *STORED, updates=1)
     train(tmp_path / "float32", updates=1)

@@ -43,6 +43,7 @@ def test_open_heads_stay_by_default_with_their_optimiser_state(checkpoint, prune
     assert "3" in folded
 
 
+@pytest.mark.release
 def test_a_dry_run_prints_the_same_and_writes_nothing(checkpoint, prune):
     out = write(checkpoint.with_name("pruned.pt"), "mine")
     dry = prune(checkpoint, out, "--dry-run")  # it ignores an existing output file
@@ -53,6 +54,7 @@ def test_a_dry_run_prints_the_same_and_writes_nothing(checkpoint, prune):
     assert prune(checkpoint, out.parent / "no" / "x.pt", "--dry-run").out == dry.out
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("gates", "words"),
     [("", "the checkpoint has no gates: pass"), (",".join(TYPES), "no gate is closed: pass a higher --threshold, or")],
@@ -70,6 +72,7 @@ def test_a_plan_without_removal_says_why(gates, words, options, prune, tmp_path)
     assert others == [f"written: {out}"]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("options", "smallest", "line", "warnings"),
     [
@@ -160,6 +163,7 @@ def mask_of(heads):
     return {each: [[int((each, i, j) in heads) for j in range(4)] for i in range(2)] for each in TYPES}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("keep", "number"), [("0.5", 6), ("1.0", 11), ("1", 1)])
 def test_keep_retains_the_open_heads_with_the_highest_scores(keep, number, plan_of, tmp_path):
     """Of the 11 heads that are open; closed ones are no candidates, however high their score is."""
@@ -204,6 +208,7 @@ def test_an_unfinished_training_of_gates_is_warned_of(run, tmp_path, caplog):
     assert f"{path}: {warning}" in caplog.text
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("options", "criterion", "update", "reason"),
     [

@@ -47,6 +47,7 @@ def test_prune_refit_is_the_function(headgates, toy, checkpoints, expected, tmp_
     assert plan["refit"].endswith("|split:train|sents:30")
 
 
+@pytest.mark.release
 def test_a_stock_checkpoint_is_refitted(headgates, toy, checkpoints, expected, tmp_path):
     headgates("prune", checkpoints["baseline"], tmp_path / "stock.pt", *options(toy), "--stock")
     headgates("prune", tmp_path / "stock.pt", tmp_path / "again.pt", "--alive", MASK)
@@ -61,7 +62,7 @@ def test_a_pruned_checkpoint_is_refitted(headgates, toy, checkpoints, tmp_path):
     assert shown["gate"]["dec-self"][0] == [1, 1, 1, 0] and shown["gate"]["dec-enc"][1] == [1, 0, 0, 0]
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_two_workers_refit_as_one(start, toy, checkpoints, expected, tmp_path):
     arguments = ["prune", checkpoints["baseline"], tmp_path / "two.pt", *options(toy), "--max-tokens", 50]
     workers = [start("headgates", *arguments, *own) for own in worker_arguments(2)]
@@ -70,6 +71,7 @@ def test_two_workers_refit_as_one(start, toy, checkpoints, expected, tmp_path):
     assert_equal(load_model(tmp_path / "two.pt")[1], expected)
 
 
+@pytest.mark.release
 def test_a_curve_is_refitted(on_toy, headgates, toy, checkpoints, tmp_path):
     shared = ["--by", "magnitude", "--types", "all", "--metric", "nll", "--json"]
     places = {"checkpoint": checkpoints["baseline"], "subset": "test"}

@@ -58,6 +58,7 @@ def assert_same_scores(alone, shared):
             assert two.heads(attention_type) == pytest.approx(one.heads(attention_type), rel=1e-5, abs=1e-7), one.name
 
 
+@pytest.mark.release
 def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoint, on_toy, tmp_path):
     options = ["--method", "all", "--max-tokens", "20"]
     alone = tmp_path / "alone.json"
@@ -70,7 +71,6 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
     assert_same_scores(alone, shared)
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
     """Three processes for fewer batches than that: one has nothing to do."""
@@ -85,6 +85,7 @@ def test_torchrun(toy, gated_checkpoint, on_toy, tmp_path):
     assert_same_scores(alone, shared)
 
 
+@pytest.mark.release
 def test_options_of_the_methods(on_toy, tmp_path):
     def table(*options):
         return json.loads(on_toy("score", "--json", *options, subset="test"))

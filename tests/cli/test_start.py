@@ -46,6 +46,7 @@ def test_missing_files_are_reported_before_fairseq_is_imported(arguments, headga
     assert "'no' (No such file or directory): check the path" in headgates(*arguments.split(), code=2)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -31,6 +31,7 @@ def text_of(folder, subset):
     return ["--text", *(folder / f"{subset}.{side}" for side in SIDES)]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "command",
     [
@@ -51,6 +52,7 @@ def test_it_prints_what_it_prints_of_the_binarised_text(command, json, headgates
     assert found.replace("data:toy/valid.src:toy/valid.tgt|", "data:toy/bin|") == expected
 
 
+@pytest.mark.release
 def test_compress_fits_nine_tenths_of_a_text_and_measures_the_last(headgates, run, toy, beside, tmp_path):
     for side in SIDES:
         lines = (toy.text / f"train.{side}").read_text().splitlines(keepends=True)
@@ -69,6 +71,7 @@ def test_compress_fits_nine_tenths_of_a_text_and_measures_the_last(headgates, ru
     assert of_data.keys() == of_text.keys() and all(torch.equal(of_data[name], of_text[name]) for name in of_data)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("task", [language_models.BLOCKS, classifiers.MASKED])
 def test_the_one_text_of_a_language_model(task, headgates, toy_text, toy_classes, train_lm, train_roberta, tmp_path):
     if task is classifiers.MASKED:
@@ -84,6 +87,7 @@ def test_the_one_text_of_a_language_model(task, headgates, toy_text, toy_classes
     headgates("compress", *options[:-2], "--params", 0.9, "--text", text)
 
 
+@pytest.mark.release
 def test_languages_and_dictionaries(headgates, toy, train, beside, tmp_path):
     """Languages of the file names, of the checkpoint, or given; one dictionary for both; DATA as their folder."""
     options, pair = ["--method", "gradient", "--json", *READ], ["-s", "src", "-t", "tgt"]

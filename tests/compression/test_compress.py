@@ -224,6 +224,7 @@ def test_the_command_writes_what_the_function_returns(compressed, toy, checkpoin
     assert found["ffn_dims"][1] == ffn_dims(model) and found["parameters"][1] == parameters(model)
 
 
+@pytest.mark.release
 def test_programs_translate_with_it_alike(compressed, toy, run, train, headgates, tmp_path):
     """fairseq-generate, with the plugin, without it, and after training without a learning rate; and CTranslate2."""
     out, _ = compressed
@@ -261,6 +262,7 @@ def check_smaller(run, data, options, whole, folder, metric=()):
         assert evaluated["scores"]["accuracy"]["score"] == pytest.approx(found["accuracy"][1])
 
 
+@pytest.mark.release
 @pytest.mark.usefixtures("one_batch")
 @pytest.mark.parametrize("task", [CLASSES, MASKED])
 def test_encoders_are_compressed(task, toy_classes, train_roberta, run, tmp_path):
@@ -270,7 +272,7 @@ def test_encoders_are_compressed(task, toy_classes, train_roberta, run, tmp_path
     check_smaller(run, data, [*task, *EVALUATION], tmp_path / "checkpoint_last.pt", tmp_path, metric)
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_two_workers_compress_as_one(compressed, start, toy, checkpoints, tmp_path):
     places = [toy.data, "--path", checkpoints["baseline"], "--params", "0.8", "--fit-sentences", 60, *READ]
     workers = [

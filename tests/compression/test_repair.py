@@ -110,6 +110,7 @@ def scaled():
     return make_model(scale_resids=True, scale_attn=True)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("make", [make_model, post_norm, with_gates, scaled])
 def test_each_linear_layer_is_least_squares(make):
     model = make()
@@ -207,6 +208,7 @@ def test_too_few_tokens_are_refused():
         refit(make_model(), MASK, TASK, [sample(sentences())])
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("number", "lines"), [(1000, 0), (40, 1)])
 def test_few_tokens_are_reported_once(number, lines, caplog):
     """The widest layer has 65 unknowns."""

@@ -113,8 +113,8 @@ def test_short_work_is_repeated(compressor, clock, monkeypatch):
     assert len(work.corpus.batches) == len(compressor.measured.batches)
 
 
-@pytest.mark.parametrize("speedup", [1.1, 1.5])
-def test_the_speed_is_reached(compressor, speedup):
+def test_the_speed_is_reached(compressor):
+    speedup = 1.5
     found = compressor.compress(speedup=speedup)
     assert speedup <= found.results["speedup"] < 1.02 * speedup
     assert found.results["speedup_interval"] == pytest.approx([found.results["speedup"]] * 2)
@@ -137,12 +137,14 @@ def measured(monkeypatch):
     yield measured
 
 
+@pytest.mark.release
 def test_a_plan_that_misses_the_speed_is_corrected(compressor, measured):
     assert compressor.compress(speedup=1.2).results["speedup"] == pytest.approx(1.2, rel=0.02)
     measured(0.9)
     assert compressor.compress(speedup=1.2).results["speedup"] == pytest.approx(1.2, rel=0.03)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("factor", [0.9, 2])
 def test_a_wrong_first_measurement_changes_nothing(factor, compressor, measured):
     """The plan is within the tolerance; its correction removes more, or less, and is not."""
@@ -167,7 +169,7 @@ def on_busy_machine(compressor, new_compressor, clock, monkeypatch):
     return on_busy_machine
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_noise_changes_little(compressor, on_busy_machine, clock):
     found = on_busy_machine(1, slower=0.3).compress(speedup=1.4).results
     low, high = found["speedup_interval"]
@@ -177,7 +179,7 @@ def test_noise_changes_little(compressor, on_busy_machine, clock):
     assert without["parameters"][1] == pytest.approx(found["parameters"][1], rel=0.05)
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_no_plan_is_made_from_noise(on_busy_machine, monkeypatch):
     """Neither if the machine is busy from the start, nor if it is when the blocks are measured."""
     with pytest.raises(ValueError, match=r"timings vary by \d\d%, --speedup is 1.2: the machine is busy") as raised:
@@ -204,6 +206,7 @@ def test_speeds_out_of_reach_are_refused_at_once(new_compressor):
     assert "units" not in vars(found)  # whose costs take longer
 
 
+@pytest.mark.release
 def test_the_command_writes_a_model_with_a_speed(toy, checkpoints, headgates, tmp_path):
     places = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "test", "--beam", 1, *READ]
     options = ["--speedup", 1.2, "--inference-dtype", "int8", "--fit-sentences", 60]
@@ -217,6 +220,7 @@ def test_the_command_writes_a_model_with_a_speed(toy, checkpoints, headgates, tm
     assert all(f">{text}<" in (tmp_path / "sizes.svg").read_text() for text in ("BLEU", "speed", "neurons"))
 
 
+@pytest.mark.release
 def test_a_speed_that_is_missed_is_said(toy, checkpoints, capsys, tmp_path, monkeypatch):
     """After the table is printed and the model is written."""
     found = Rates((1.25, 1.3, 1.4))

@@ -43,6 +43,7 @@ def test_drawn_numbers_have_the_probabilities():
     torch.testing.assert_close(drawn.bincount(minlength=6) / number, probabilities, atol=2 / number, rtol=0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"adaptive_softmax_cutoff": [10, 25]}])
 def test_a_sentence_draws_the_same_targets_in_every_batch(options):
     """Alone, and in two batches with others, whose padding differs; other sentences draw others."""

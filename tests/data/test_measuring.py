@@ -155,6 +155,7 @@ def assert_unchanged(model, before):
         assert not changed, name
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", MEASURES)
 def test_measuring_leaves_the_model_and_random_state_unchanged(name):
     model = make(name not in IN_ITS_MODE)
@@ -174,6 +175,7 @@ ENDED = {
 }
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize(("name", "passes"), [(name, number) for name, numbers in ENDED.items() for number in numbers])
 def test_an_interrupted_measurement_leaves_the_model_unchanged(name, passes):
     model, left = make(name not in IN_ITS_MODE), [passes]

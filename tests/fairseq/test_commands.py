@@ -19,6 +19,7 @@ from support.training import assert_one_line_error
 SEARCH = ["--beam", 4, "--max-len-b", 12]
 
 
+@pytest.mark.release
 def test_validate_repeats_the_loss_of_training(tmp_path, train, toy, either):
     trained = train(tmp_path, *GATED)
     options = [*EVALUATION, "--task", "translation", "--max-tokens", 500, "--path", tmp_path / "checkpoint_last.pt"]
@@ -50,6 +51,7 @@ def test_hydra_refuses_misspelt_options(tmp_path, toy, run):
     assert not list((tmp_path / "save").glob("*.pt"))
 
 
+@pytest.mark.release
 def test_eval_bleu(tmp_path, train, run, toy):
     bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 12}', "--eval-bleu-detok", "space"]
     bleu += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
@@ -71,6 +73,7 @@ def test_without_the_plugin_a_checkpoint_does_not_load(gated_checkpoint, run, to
 # TensorBoard
 
 
+@pytest.mark.release
 def test_tensorboard(tmp_path, train):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     pytest.importorskip("matplotlib")

@@ -45,6 +45,7 @@ def headgates(run, command, data, path, *options):
     return run("headgates", command, data, "--path", path, *READING, *options)
 
 
+@pytest.mark.cases(1)
 @by_sentence
 @pytest.mark.parametrize(
     "options",
@@ -63,27 +64,7 @@ def test_options_that_change_the_perplexity_are_signed(options, language_model, 
     assert f"{options[0].removeprefix('--')}={'random_crop' if 'crop' in str(options) else True}" in found["signature"]
 
 
-def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):
-    scores = tmp_path / "scores.json"
-    results = {name: tmp_path / f"{name}.json" for name in ("curve", "ablate", "functions")}
-    methods = "confidence,gradient,ablation,refit,magnitude,gate,random"
-    headgates(run, "score", toy_text, models["gated"], "--method", methods, "--out", scores)
-    headgates(run, "curve", toy_text, models["gated"], "--scores", scores, "--score-method", "gradient",
-              "--steps", "0,50", "--refit", "--out", results["curve"])  # fmt: skip
-    headgates(run, "ablate", toy_text, models["gated"], "--metric", "ppl", "--out", results["ablate"])
-    headgates(run, "functions", toy_text, models["gated"], "--statistics", "--out", results["functions"])
-    point, _ = json.loads(results["curve"].read_text())["points"]
-    assert point["ppl"] == pytest.approx(2 ** point["nll"]) and point["bleu"] is None
-    assert point["nll"] == pytest.approx(eval_lm(run, toy_text, models["gated"]), abs=2e-4)
-    assert "|block:12-" in point["signature"]
-    ablation = json.loads(results["ablate"].read_text())
-    assert ablation["ppl_difference"]["dec-self"][0][0] == pytest.approx(0, abs=1e-6)  # its gate is closed
-    page = tmp_path / "report.html"
-    run("headgates", "report", page, models["gated"].parent / "gates", models["pruned"], scores, *results.values())
-    text = page.read_text()
-    assert "perplexity" in text and "dec-self" in text
-
-
+@pytest.mark.release
 def test_embeddings_of_characters(run, toy_text, tmp_path, train_lm):
     characters = ["--character-embeddings", "--character-filters", "[(1, 8), (2, 8)]"]
     train_lm(tmp_path, *characters, "--gate-heads", "dec-self", "--criterion", "cross_entropy_l0")
@@ -110,6 +91,7 @@ def test_trees_of_sentences(language_model, run, toy_text, tmp_path):
     assert_one_line_error(done, [f"there are {len(lines)} target trees for", "--sample-break-mode eos"])
 
 
+@pytest.mark.release
 def test_attention_maps_of_blocks_and_of_typed_text(models, run, toy_text, tmp_path):
     out = tmp_path / "maps.json"
     headgates(run, "attention", toy_text, models["pruned"], "--lines", "2", "--heads", "dec-self:0.1", "--out", out)
@@ -121,6 +103,7 @@ def test_attention_maps_of_blocks_and_of_typed_text(models, run, toy_text, tmp_p
     assert typed["dec-self"]["queries"] == typed["dec-self"]["keys"] == ["</s>", "b", "a", "c", "e"]
 
 
+@pytest.mark.release
 def test_relevance(models, language_model, run, toy_text):
     done = headgates(run, "score", toy_text, language_model, "--method", "relevance", "--json")
     (rows,) = json.loads(done.out)["scores"].values()
@@ -138,6 +121,7 @@ def test_contributions_to_the_next_token(language_model, run, toy_text, tmp_path
     assert all(row[i + 1 :] == [0] * (4 - i) for i, row in enumerate(typed["contributions"]))
 
 
+@pytest.mark.release
 @by_sentence
 def test_sampling_continues_a_prefix_alike_in_every_form(models, run, toy_text):
     """fairseq-interactive prints the prefix and its continuation."""
@@ -151,7 +135,7 @@ def test_sampling_continues_a_prefix_alike_in_every_form(models, run, toy_text):
     assert found["gated"] == found["pruned"] == found["stock"]
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["transformer_lm_head_gates", "transformer_lm_all_attention"])
 def test_hydra(name, tmp_path, run, toy_text):
     """Options that belong to the task are not options of the model there."""

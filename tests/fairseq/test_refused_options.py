@@ -37,6 +37,7 @@ def save_dir(checkpoints, tmp_path):
     assert path.read_bytes() == checkpoints["baseline"].read_bytes()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
 def test_bad_options_end_with_one_line(options, words, save_dir, train):
     assert_one_line_error(train(save_dir, *options, updates=6, code=None), words)

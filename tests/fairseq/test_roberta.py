@@ -35,6 +35,7 @@ def headgates(run, command, data, path, *options, reading=READING, code=0):
 # --- training, pruning, prediction -----------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_the_hub_interface_predicts_with_a_pruned_model(models, toy_classes):
     """RobertaModel.from_pretrained, which needs no architecture to be named."""
     folder = str(models["pruned"].parent)
@@ -47,6 +48,7 @@ def test_the_hub_interface_predicts_with_a_pruned_model(models, toy_classes):
     torch.testing.assert_close(found["stock"], found["gated"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.release
 def test_a_checkpoint_with_names_of_its_authors(models, run, toy_classes, train_roberta, tmp_path):
     """Their architecture and criterion are nowhere registered: it is measured, pruned, written for fairseq, trained."""
     state = read(models["masked"])
@@ -74,6 +76,7 @@ def test_a_checkpoint_with_names_of_its_authors(models, run, toy_classes, train_
 # --- the commands of headgates ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_ablation_by_accuracy(models, run, toy_classes, tmp_path):
     out = tmp_path / "ablation.json"
     for mode, heads in (("single", 3), ("all-but-one", 1)):
@@ -84,32 +87,7 @@ def test_ablation_by_accuracy(models, run, toy_classes, tmp_path):
         assert "McNemar's exact test" in done.out and "bits per sentence" in done.out
 
 
-@pytest.mark.parametrize("task", ["classes", pytest.param("masked", marks=pytest.mark.rehearsal)])
-def test_all_commands_and_a_report_of_their_results(task, models, run, toy_classes, tmp_path):
-    path, data, reading = models["gated"], toy_classes, READING
-    if task == "masked":
-        path, data, reading = models["masked"], toy_classes / "input0", [*MASKED, *EVALUATION]
-    results = {name: tmp_path / f"{name}.json" for name in ("scores", "curve", "ablate", "functions", "maps")}
-    methods = "confidence,gradient,ablation,refit,magnitude,gate,random" + ",relevance" * (task == "classes")
-    headgates(run, "score", data, path, "--method", methods, "--out", results["scores"], reading=reading)
-    headgates(run, "curve", data, path, "--scores", results["scores"], "--score-method", "gradient", "--steps", "0,50",
-              "--refit", "--out", results["curve"], reading=reading)  # fmt: skip
-    points = json.loads(results["curve"].read_text())["points"]
-    if task == "classes":
-        assert [point["heads"] for point in points] == [3, 2] and f"|head:{HEAD}|" in points[0]["signature"]
-        assert points[0]["p_value"] == 1 and 0 <= points[1]["p_value"] <= 1
-    metric = "accuracy" if task == "classes" else "ppl"
-    headgates(run, "ablate", data, path, "--metric", metric, "--out", results["ablate"], reading=reading)
-    headgates(run, "functions", data, path, "--statistics", "--out", results["functions"], reading=reading)
-    headgates(run, "attention", data, path, "--lines", "2", "--out", results["maps"], reading=reading)
-    (sentence,) = json.loads(results["maps"].read_text())["sentences"]
-    assert sentence["enc-self"]["queries"][0] == "<s>" and sentence["enc-self"]["queries"][-1] == "</s>"
-    page = tmp_path / "report.html"
-    run("headgates", "report", page, path.parent, *results.values())
-    text = page.read_text()
-    assert ("accuracy" if task == "classes" else "perplexity") in text and "enc-self" in text
-
-
+@pytest.mark.release
 def test_attention_maps_of_typed_text(models, run, toy_classes, tmp_path):
     (tmp_path / "text").write_text("b a c\n")
     out = tmp_path / "maps.json"

@@ -23,17 +23,15 @@ SCHEDULES = {
         *["--l0-weight", "enc-self=0.5,dec-enc=0.1", "--gate-lr-scale", 500, *STARTED_LATER],
         *["--weight-decay", 0.5, "--fix-gates-after", 3],
     ],
-    "lagrangian": LAGRANGIAN,
     "subset": SUBSET,
     "fixed before the resumption": [*LAMBDA, "--fix-gates-after", 1],
     "hard, scaled": [*LAMBDA, "--gate-hard", "--gate-output-scale"],
+    "lagrangian": LAGRANGIAN,
 }
-IN_REHEARSALS = ("subset", "fixed before the resumption", "hard, scaled")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.rehearsal] * (name in IN_REHEARSALS)) for name in SCHEDULES]
-)
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_resumed_run_continues_every_schedule_exactly(name, tmp_path, train):
     options = [*GATES, *SCHEDULES[name]]
     train(tmp_path / "once", *options, "--save-interval-updates", 2, updates=4)
@@ -60,6 +58,7 @@ def test_weight_decay_does_not_move_the_gates(tmp_path, train):
         assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * 3] * 4, abs=1e-4)
 
 
+@pytest.mark.release
 def test_weight_decay_is_switched_off_and_on_on_resumption(tmp_path, train):
     """The gates learn as if there were none."""
     options = [*GATES, *BY_ONE_STEP]
@@ -71,6 +70,7 @@ def test_weight_decay_is_switched_off_and_on_on_resumption(tmp_path, train):
         assert log_alpha.tolist() == pytest.approx([2.5 - 0.01 * updates] * 4, abs=1e-4)
 
 
+@pytest.mark.release
 def test_a_run_from_a_longer_trained_checkpoint_starts_its_schedules_anew(tmp_path, train):
     """fairseq first tells the model the number of updates of the other training."""
     train(tmp_path / "first", arch="transformer", updates=6)
@@ -92,6 +92,7 @@ def to_a_target(made_once, train):
     return to_a_target
 
 
+@pytest.mark.release
 def test_the_state_of_another_method_or_of_other_targets_is_not_used(tmp_path, train, to_a_target):
     last = to_a_target("lagrangian") / "checkpoint_last.pt"
     assert read(last)["model"]["gate_method.multipliers"].shape == (1, 2)
@@ -115,6 +116,7 @@ def test_open_probabilities_are_those_at_the_end_of_the_training(to_a_target):
     assert float((method.open_probability(log_alpha) - opened).abs().max()) > 0.1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["lagrangian", "subset"])
 def test_target_models_are_shown_and_pruned_to_exactly_the_target(method, to_a_target, tmp_path, train, run):
     last, pruned = to_a_target(method) / "checkpoint_last.pt", tmp_path / "pruned.pt"
@@ -128,6 +130,7 @@ def test_target_models_are_shown_and_pruned_to_exactly_the_target(method, to_a_t
     assert again["heads"]["total"][0] == 7
 
 
+@pytest.mark.release
 def test_pruning_removes_the_multipliers_from_the_optimizer_state(to_a_target, tmp_path, train, run):
     run("headgates", "prune", to_a_target("lagrangian") / "checkpoint_last.pt", tmp_path / "pruned.pt")
     pruned = read(tmp_path / "pruned.pt")

@@ -215,6 +215,7 @@ def assert_gates_are_not_decayed(found, expected):
             assert not torch.equal(found[name], values), name
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", OPTIMIZER_REGISTRY)
 @pytest.mark.parametrize("gradients", [[0] * 3, [1, 0.1, 3, 0, 0, 1]], ids=["without a gradient", "with gradients"])
 def test_no_optimizer_of_fairseq_decays_the_gates(name, gradients):

@@ -39,6 +39,7 @@ def little_room():
         yield
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_every_family_translates_as_with_fairseqs_cache(family, beam):
@@ -48,6 +49,7 @@ def test_every_family_translates_as_with_fairseqs_cache(family, beam):
     assert_same_search(search(model, beam, net_input), cached_search(model, beam, net_input))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("beam", [1, 2, 5, 12])
 @pytest.mark.parametrize("bias", [-20.0, 0.0, 2.0, 20.0])
 def test_sentences_that_end_at_once_early_and_never(beam, bias):

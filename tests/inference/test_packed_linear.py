@@ -130,6 +130,7 @@ def in_inference_mode(call):
         return call()
 
 
+@pytest.mark.cases(4)
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("ask", ASK)
 def test_released_weights_are_restored_unchanged_on_access(ask):

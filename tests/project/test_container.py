@@ -39,7 +39,6 @@ def test_the_image_holds_no_ignored_files(tmp_path):
         assert not [name for name in found if fnmatch(name, pattern) or fnmatch(Path(name).name, pattern)], pattern
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_the_build_steps_of_the_dockerfile_succeed(tmp_path):
     """In a folder instead of /opt/fairseq-headgates, with this interpreter as that of the base image."""

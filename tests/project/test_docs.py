@@ -164,6 +164,7 @@ class Reader:
         exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
 
 
+@pytest.mark.rehearsal
 @pytest.mark.usefixtures("short_timing")
 @pytest.mark.parametrize("page", **identified([page for page in PAGES if RUN[page]]))
 def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train, monkeypatch, request):
@@ -187,9 +188,10 @@ def test_commands_of_every_page_run(page, tmp_path, toy, checkpoints, run, train
             assert header and header <= words, f"{shown}: the output has no {header - words}\n{printed}"
 
 
-INSTALLED = pytest.param("installed", marks=[pytest.mark.rehearsal, pytest.mark.release])  # a minute
+INSTALLED = pytest.param("installed", marks=[pytest.mark.release])  # a minute
 
 
+@pytest.mark.rehearsal
 @pytest.mark.usefixtures("short_timing")
 @pytest.mark.parametrize("either", ["forked", INSTALLED], indirect=True)
 def test_examples_of_every_help_run(tmp_path, toy, checkpoints, run, train, either, monkeypatch):

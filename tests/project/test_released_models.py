@@ -101,7 +101,7 @@ def write(path, symbols, lines=12):
     path.write_text("".join(" ".join(WORDS.choices(symbols, k=6)) + "\n" for _ in range(lines)))
 
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.release]
+pytestmark = [pytest.mark.release]
 
 
 def test_nllb(bash):

@@ -51,7 +51,7 @@ def made(finished):
     return finished.expect(0).text
 
 
-@pytest.mark.rehearsal  # mtdata makes its index
+@pytest.mark.release  # mtdata makes its index
 def test_wmt(tmp_path):
     targets = [f"out/raw/{split}.en" for split in ("train", "valid", "test")]
     pytest.importorskip("mtdata")
@@ -92,6 +92,7 @@ def subtitles(folder, form="xml"):
     save(Path(f"{prefix}{form}_ru.zip"), zipped(russian))
 
 
+@pytest.mark.release
 def test_opensubtitles(tmp_path):
     pytest.importorskip("opustools")
     subtitles(tmp_path)
@@ -148,6 +149,7 @@ def test_split_refuses_files_that_do_not_fit(change, message, tmp_path):
     assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.release
 def test_iwslt14(tmp_path):
     german = [(ru, en) for en, ru in PAIRS]
     talks = published.iwslt14(tmp_path / "out/downloads", german, german[:20])
@@ -165,6 +167,7 @@ def test_iwslt14(tmp_path):
     assert not (tmp_path / "out/unpacked").is_dir() or not list((tmp_path / "out/unpacked").iterdir())
 
 
+@pytest.mark.release
 def test_wikitext103(tmp_path):
     texts = {split: f" = {split} = \n\n the <unk> .\n" for split in ("train", "valid", "test")}
     members = {f"wikitext-103/wiki.{split}.tokens": text for split, text in texts.items()}
@@ -192,6 +195,7 @@ def test_mnli(tmp_path, monkeypatch):
         assert read(Path(f"out/raw/{split}.tsv")) == ["65 32 98 46\t98\tneutral", "34 97\t98\tentailment"]
 
 
+@pytest.mark.release
 def test_a_trained_roberta(tmp_path):
     model = {"./roberta.tiny/model.pt": "weights", "./roberta.tiny/dict.txt": "5 1\n"}
     save(tmp_path / "out/downloads/roberta.tiny", tgz(model))
@@ -217,6 +221,7 @@ def test_download_takes_the_first_address_that_answers(tmp_path):
         address_of("transformer.wmt99")
 
 
+@pytest.mark.release
 def test_opustools_knows_the_addresses_of_opensubtitles():
     opustools = pytest.importorskip("opustools")
     addresses = gzip.decompress(Path(opustools.__file__).with_name("opusdata.db.gz").read_bytes())

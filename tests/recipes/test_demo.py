@@ -20,24 +20,33 @@ baseline/tensorboard baseline+/checkpoint_last.pt all_heads0.5/checkpoint_last.p
 smaller/curve.svg smaller/compressed.pt smaller/refit.pt report.html"""
 
 
-@pytest.mark.rehearsal
-def test_a_short_demo(tmp_path, monkeypatch):
-    """Too few updates to learn from, on a small corpus that the demo finds in its folder; killed once in a training."""
+@pytest.fixture
+def short(tmp_path):
+    """The folder of a demo, with a small corpus, and its settings: too few updates to learn from."""
     out = tmp_path / "demo"
     subprocess.run([sys.executable, RECIPES / "scripts" / "make_corpus.py", out / "corpus", *SIZES], check=True)
     with forked_programs(tmp_path / "bin", "fairseq-preprocess", "fairseq-train", "headgates"):
-        settings = {"UPDATES": 13, "PATH": f"{tmp_path / 'bin'}:{environment({})['PATH']}"}
-        killed_in_training(out, settings)
-        printed = ran(out, **settings)
-    log = (out / "baseline" / "train.log").read_text()
-    assert re.search(r"Loaded checkpoint \S+ \(epoch \d+ @ [1-9]", log) and log.count("done training") == 1
-    rows = smaller(printed)
-    assert len(rows) == 5 and rows[4][0] == "16/32"
-    assert [name for name in WRITTEN.split() if not (out / name).exists()] == []
-    execute(NOTEBOOK, out, monkeypatch)
+        yield out, {"UPDATES": 13, "PATH": f"{tmp_path / 'bin'}:{environment({})['PATH']}"}
 
 
 @pytest.mark.rehearsal
+def test_a_short_demo(short):
+    out, settings = short
+    rows = smaller(ran(out, **settings))
+    assert len(rows) == 5 and rows[4][0] == "16/32"
+    assert [name for name in WRITTEN.split() if not (out / name).exists()] == []
+
+
+@pytest.mark.release
+def test_a_demo_that_was_killed_in_a_training(short, monkeypatch):
+    out, settings = short
+    killed_in_training(out, settings)
+    ran(out, **settings)
+    log = (out / "baseline" / "train.log").read_text()
+    assert re.search(r"Loaded checkpoint \S+ \(epoch \d+ @ [1-9]", log) and log.count("done training") == 1
+    execute(NOTEBOOK, out, monkeypatch)
+
+
 @pytest.mark.release
 def test_the_whole_demo(tmp_path, monkeypatch):
     out = tmp_path / "demo"

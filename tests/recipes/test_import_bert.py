@@ -165,6 +165,7 @@ def compared(model, folder, number_of=VOCABULARY.index, **options):
     return max(float((ours - theirs).abs().max()) for ours, theirs in zip(found, expected, strict=True))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("activation", "epsilon", "tolerance"), [("gelu", 1e-5, 1e-5), ("gelu_new", 1e-12, 1e-4)])
 def test_outputs_are_those_of_transformers(activation, epsilon, tolerance, tmp_path, monkeypatch):
     transformers = import_transformers(monkeypatch)
@@ -209,7 +210,6 @@ def encoded(folder, text):
     return subprocess.run(command, input=text.encode(), env=env, capture_output=True, check=True).stdout.decode()
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path, capsys):
     """From text to a table, with the model's own tokenizer and the lines that import_huggingface.py prints."""
@@ -237,7 +237,6 @@ def test_a_converted_model_is_fine_tuned_and_pruned(tmp_path, capsys):
     assert rows["refit-50%"][0] == "4/8" and float(rows["baseline"][2]) > 80
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_a_published_model_is_converted(tmp_path, monkeypatch):
     transformers = import_transformers(monkeypatch)

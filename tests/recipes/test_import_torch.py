@@ -110,7 +110,6 @@ def test_what_is_no_such_model_is_refused(tmp_path, capsys, change, words):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.rehearsal
 @pytest.mark.release
 def test_a_published_model_has_the_same_outputs(tmp_path):
     """The model of Russian word stress of benchmarks/stress.sh, which computes with the code of its package."""

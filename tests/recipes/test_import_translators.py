@@ -204,6 +204,7 @@ def translations(run, data, path, task):
     return [line[2].split() for line in sorted(lines)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["nllb", "mbart50", "bart"])
 def test_translations_are_those_of_transformers(kind, tmp_path, monkeypatch, run):
     model, data, task = imported(import_transformers(monkeypatch), tmp_path, kind, run)
@@ -212,6 +213,7 @@ def test_translations_are_those_of_transformers(kind, tmp_path, monkeypatch, run
     assert found == greedy(model, kind, 10)
 
 
+@pytest.mark.release
 def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch, forked):
     """The commands of docs/huggingface.md."""
     ctranslate2 = pytest.importorskip("ctranslate2")
@@ -312,7 +314,7 @@ def test_weights_that_fairseq_does_not_have_are_refused_by_name(tmp_path, monkey
     refused(tmp_path, "en fr", ["encoder.adapter.weight"], capsys)
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_the_script_runs_in_any_folder(tmp_path):
     small_folder(tmp_path / "model", {})
     words = [sys.executable, RECIPES / "import_huggingface.py", "model", "out", "-s", "en", "-t", "fr"]

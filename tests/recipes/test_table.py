@@ -113,6 +113,7 @@ SWEEP |= {"gates_9": ((2, 3, 4), (36.8, 37.6)), "gates_4": ((0, 2, 2), (34.0, 34
 SWEEP |= {"subset_9": ((3, 3, 3), (36.0, 36.2)), "l0_0.03": ((1, 3, 4), (36.9, 36.5))}
 
 
+@pytest.mark.release
 def test_a_sweep_as_json_report_and_plot(tmp_path, printed):
     for i, seed in enumerate("12"):
         for name, (kept, bleu) in SWEEP.items():

@@ -21,6 +21,7 @@ SPLITS = ("train", "valid", "test")
 # --- dry runs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("recipe", FAMILIES)
 def test_commands_of_a_recipe(tmp_path, recipe):
     """To change the commands on purpose: remove the file, run this test, and read the difference."""
@@ -47,6 +48,7 @@ def test_commands_of_a_recipe(tmp_path, recipe):
     assert text == golden.read_text()
 
 
+@pytest.mark.release
 def test_on_a_cluster_every_rule_is_a_job(tmp_path):
     pytest.importorskip("snakemake_executor_plugin_slurm")
     profile = RECIPES / "profiles" / "slurm"
@@ -123,6 +125,7 @@ def check_results(out, heads):
     return found
 
 
+@pytest.mark.release
 def test_uneven_sides_are_refused_before_they_are_tokenised(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "train.en").write_text("one\ntwo\nthree")  # the last line has no end
@@ -137,7 +140,7 @@ def test_uneven_sides_are_refused_before_they_are_tokenised(tmp_path):
     assert (tmp_path / target).read_text() == "one\ntwo"
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel, forked):
     raw = tmp_path / "raw"
     shutil.copytree(parallel, raw)
@@ -161,7 +164,7 @@ def test_translation_goes_from_raw_text_to_a_table(tmp_path, parallel, forked):
     assert snakemake(tmp_path, "translation", TRANSLATION).count("Nothing to be done") == 1
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel, forked):
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
@@ -186,7 +189,7 @@ def test_language_models_go_from_raw_text_to_a_table(tmp_path, parallel, forked)
     check_results(tmp_path / "out", {"baseline": (4, 4), "baseline+": (4, 4), "half": (2, 4)})
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel, forked):
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
@@ -221,7 +224,7 @@ def test_classifiers_go_from_raw_text_to_a_table(tmp_path, parallel, forked):
 RESUMED = "Loaded checkpoint out/seed1/baseline/checkpoint_last.pt (epoch 1 @ 12 updates)"
 
 
-@pytest.mark.rehearsal
+@pytest.mark.release
 def test_an_interrupted_training_resumes_and_a_changed_one_begins_again(tmp_path, parallel, forked):
     """The first training ends after 12 of 24 updates, as if it had been killed after a checkpoint."""
     target, model = "out/seed1/baseline/trained.pt", tmp_path / "out" / "seed1" / "baseline"

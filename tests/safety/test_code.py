@@ -68,6 +68,7 @@ def test_options_in_attributes_of_a_dictionary_run_no_code(attempts, tmp_path):
 OTHERS = ["adam_betas", "adafactor_eps", "lamb_betas", "wer_args", "conv_feature_layers", "left_pad_source"]
 
 
+@pytest.mark.cases(8)
 @NEEDS_CAREFUL_FAIRSEQ
 @pytest.mark.parametrize("option", [*BY_TRANSFORMERS, *OTHERS])
 @pytest.mark.parametrize("form", ["args", "cfg"])
@@ -83,6 +84,7 @@ def test_fairseqs_own_commands_refuse_a_namespace_that_runs_code(form, option, t
     assert not trace.exists()
 
 
+@pytest.mark.release
 def test_fairseqs_own_commands_refuse_our_architecture_with_code_in_a_dictionary(toy, attempts, tmp_path, capsys):
     trace, path = tmp_path / "trace", tmp_path / "evil.pt"
     for option in BY_TRANSFORMERS:

@@ -94,6 +94,7 @@ def test_other_arrays_are_refused(value, tmp_path):
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [["alive_heads"], ["encoder_embed_path", "decoder_embed_path", "data", "user_dir"]])
 def test_stored_paths_are_not_opened(options, attempts, tmp_path):
     """A pipe that nobody writes to: whoever opens it waits for ever. As a module, the folder would leave a trace."""

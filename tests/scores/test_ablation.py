@@ -54,6 +54,7 @@ def naive_losses(normalize_before, mode):
 
 
 # One variant at a time, some, all in one batch.
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("tokens", "normalize_before"), [(1, False), (70, True), (4096, False)])
 def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
     monkeypatch.setattr(ablation, "TOKENS", tokens)
@@ -68,6 +69,7 @@ def test_losses_of_all_ablations(tokens, normalize_before, monkeypatch):
             assert found == pytest.approx(expected[place], abs=1e-9), place
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", ODD)
 def test_ablation_losses_of_unusual_architectures_match_a_naive_rewrite(name):
     model, pairs = make_model(**ODD[name]), sentences()[:2]

@@ -132,6 +132,7 @@ def log_loss(model, pair):
     return -logs.gather(-1, one["target"][..., None]).sum().item()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", ODD)
 def test_gradient_of_unusual_architectures_equals_finite_differences(name):
     model = make_model(**ODD[name])

@@ -65,6 +65,7 @@ def assert_naive(model, rule, factors, found, naive_model=None, rows=(0, 1, 2), 
         assert (found.conserved[row, at_target] - expected.conserved).abs().max() < tolerance
 
 
+@pytest.mark.cases(2)
 @rules
 def test_a_model_is_explained_as_by_full_jacobians(rule):
     model = small()
@@ -72,6 +73,7 @@ def test_a_model_is_explained_as_by_full_jacobians(rule):
     assert_naive(model, rule, {}, explain(model, make_batch(), rule), rows=rows)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("rule", "pre_norm"), [("story-of-heads", False), ("epsilon", True)])
 def test_a_language_model_with_gates(rule, pre_norm):
     model = shaken(make_lm(gate_heads="dec-self", decoder_normalize_before=pre_norm, **OF_DECODER))
@@ -83,6 +85,7 @@ def test_a_language_model_with_gates(rule, pre_norm):
     assert_naive(model, RULES[rule], factors_of(model), found, batch=make_text())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("rule", "options"), [("story-of-heads", {}), ("epsilon", POST_NORM)], ids=["pre-norm", "post-norm"]
 )
@@ -119,6 +122,7 @@ def assert_equal(found, expected, tolerance=1e-12):
         assert (found.heads[attention_type] - values).abs().max() <= tolerance, attention_type
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("options", "pads"),
     [
@@ -143,6 +147,7 @@ def test_a_sentence_is_explained_alike_alone_and_in_a_batch(options, pads):
             assert (found.heads[attention_type][row, at_target] - values[0]).abs().max() < 1e-10
 
 
+@pytest.mark.release
 def test_relevance_computed_in_chunks_is_the_same(monkeypatch):
     model = small()
     found = explain(model, make_batch())
@@ -152,6 +157,7 @@ def test_relevance_computed_in_chunks_is_the_same(monkeypatch):
     assert_equal(explain(model, make_batch()), found)
 
 
+@pytest.mark.release
 def test_single_precision():
     for rule in ("story-of-heads", "attn-constant"):
         single, double = (explain(small(dtype=dtype), make_batch(), rule) for dtype in (torch.float, torch.double))
@@ -159,6 +165,7 @@ def test_single_precision():
         assert_equal(replace(single, predicted=double.predicted), double, 1e-4)
 
 
+@pytest.mark.cases(2)
 @rules
 def test_relevance_is_conserved(rule):
     found = explain(make_stock(), make_batch(), rule)

@@ -65,6 +65,20 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
         signal.signal(number, handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that -m does not choose are left out
+def pytest_collection_modifyitems(items):
+    """Of a parametrised test with the mark `cases(n)`, all cases but n, evenly spread, get the mark `release`."""
+    tests = {}
+    for item in items:
+        if mark := item.get_closest_marker("cases"):
+            tests.setdefault(item.nodeid.partition("[")[0], (mark.args[0], []))[1].append(item)
+    for number, cases in tests.values():
+        kept = {round(i * (len(cases) - 1) / max(number - 1, 1)) for i in range(number)}
+        for i, item in enumerate(cases):
+            if i not in kept:
+                item.add_marker("release")
+
+
 def pytest_sessionstart(session):
     """In a process of pytest-xdist: some test will need it, and each may be the first."""
     if hasattr(session.config, "workerinput"):
@@ -136,7 +150,7 @@ def run(forked):
     return run
 
 
-@pytest.fixture(params=["forked", pytest.param("installed", marks=pytest.mark.rehearsal)])
+@pytest.fixture(params=["forked", pytest.param("installed", marks=pytest.mark.release)])
 def either(request, forked, tmp_path):
     """Like `forked`; in rehearsals also with the installed program, which takes seconds to start."""
     return forked if request.param == "forked" else partial(run_program, tmp_path)

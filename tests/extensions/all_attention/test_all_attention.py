@@ -88,6 +88,7 @@ def randomized(model):
     return model
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("mem_len", "training"), [(0, True), (3, True), (5, True), (12, True), (0, False), (5, False)])
 def test_forward_and_gradients_are_those_of_a_naive_rewrite(training, mem_len):
     """Four blocks one after another, the third a new stream in one row."""

@@ -35,6 +35,7 @@ def curve(run, data, path, out, *options):
     return json.loads(out.read_text())["points"][0]["nll"]
 
 
+@pytest.mark.release
 def test_evaluation_does_not_depend_on_pruning_or_batch_size(models, run, toy_text, tmp_path):
     expected = curve(run, toy_text, models["gated"], tmp_path / "0.json")
     for number, (form, tokens) in enumerate([("gated", 6), ("gated", 1000), ("pruned", 30)], start=1):
@@ -80,6 +81,7 @@ def assert_two_workers_train_as_one(folder, train, options, of_one, of_two=()):
     assert max((one[name] - start[name]).abs().max() for name in one) > 0.01
 
 
+@pytest.mark.release
 def test_two_workers_train_as_one_with_all_rows(train_all_attention, tmp_path):
     """One worker has the streams of both, and the noise of the gates is that of the update, the same in all workers."""
     options = [*GATES, "--gate-init", 1, "--gate-lr-scale", 10, *SGD]
@@ -87,6 +89,7 @@ def test_two_workers_train_as_one_with_all_rows(train_all_attention, tmp_path):
     assert_two_workers_train_as_one(tmp_path, train_all_attention, options, one, two)
 
 
+@pytest.mark.release
 def test_two_workers_score_as_one(models, run, toy_text, tmp_path):
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     scoring = ["headgates", "score", toy_text, "--path", models["gated"], *READING]
@@ -97,20 +100,7 @@ def test_two_workers_score_as_one(models, run, toy_text, tmp_path):
     torch.testing.assert_close(torch.tensor(tables[0]), torch.tensor(tables[1]), equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
-def test_all_commands_and_a_report_of_their_results(models, run, toy_text, tmp_path):
-    results = {name: tmp_path / f"{name}.json" for name in ("score", "ablate", "functions")}
-    reading = [toy_text, "--path", models["pruned"], *READING]
-    methods = ["--method", "gradient,magnitude,relevance", "--rule", "attnlrp"]
-    run("headgates", "score", *reading, *methods, "--out", results["score"])
-    run("headgates", "ablate", *reading, "--metric", "ppl", "--out", results["ablate"])
-    run("headgates", "functions", *reading, "--statistics", "--out", results["functions"])
-    run("headgates", "report", tmp_path / "report.html", models["gated"], models["pruned"], *results.values())
-    text = (tmp_path / "report.html").read_text()
-    assert "Ablation" in text and "magnitude" in text and "dec-self" in text
-    attention = run("headgates", "attention", *reading, "--heads", "dec-self:0.1").out
-    assert "dec-self" in attention
-
-
+@pytest.mark.release
 @by_sentence
 def test_a_prefix_is_continued_alike(models, run, toy_text):
     found = []
@@ -130,6 +120,7 @@ def test_memory_with_shuffled_blocks_is_refused(tmp_path, train_all_attention, m
     assert_one_line_error(done, ["--mem-len is 6", "--task language_modeling_segments"])
 
 
+@pytest.mark.release
 def test_without_memory_fairseqs_task_is_used(tmp_path, train_all_attention, run, toy_text):
     train_all_attention(tmp_path, *GATES, "--mem-len", 0, reading=BLOCKS)
     done = run("fairseq-eval-lm", toy_text, *BLOCKS, *EVALUATION, "--path", tmp_path / "checkpoint_last.pt")

@@ -67,6 +67,7 @@ def test_the_weights_are_those_of_the_model(on_toy, toy, gated_checkpoint):
                 assert torch.allclose(torch.tensor(entry["weights"]), expected, atol=1e-6)
 
 
+@pytest.mark.release
 def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkeypatch):
     data = json.loads(on_toy("attention", "--json", "--lines", "2"))["sentences"]
     pair = "\t".join((toy.data.parent / f"valid.{side}").read_text().splitlines()[1] for side in ("src", "tgt"))
@@ -85,6 +86,7 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
     assert json.loads(on_toy("attention", "--json", "--text", "-"))["sentences"] == typed["sentences"]
 
 
+@pytest.mark.release
 def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp_path):
     shown = json.loads(headgates("show", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
     result = json.loads(on_toy("attention", "--json", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"]))
@@ -114,6 +116,7 @@ def test_pictures(on_toy, tmp_path):
     assert "exists" in one_line(on_toy("attention", "--plot", tmp_path / "maps.svg", code=2))
 
 
+@pytest.mark.release
 def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_path):
     """Those of the data, and the line numbers of a text with blank lines: in tables, pictures, pages and reports."""
     text = tmp_path / "text"

@@ -150,6 +150,7 @@ def assert_same_scores(translator, reference, tolerance=TOLERANCE):
 # What it computes
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     ("options", "mask"),
     [
@@ -162,6 +163,7 @@ def test_log_probabilities_are_those_of_fairseq(options, mask, tmp_path):
     assert_same_scores(convert(without_heads(model, mask), tmp_path), zeroed(model, mask))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, POST], ids=["pre-norm", "post-norm"])
 @example(NO_ENCODER_HEADS)
 @example(NO_DECODER_HEADS)
@@ -191,6 +193,7 @@ def test_the_vocabulary_is_named_as_ctranslate2_names_it(tmp_path):
     assert vocabulary[:5] == ["<s>", "<blank>", "</s>", "<unk>", "w0"] and len(vocabulary) == len(DICTIONARY)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(
     ("quantization", "mask"),
@@ -204,6 +207,7 @@ def test_quantization(quantization, mask, tmp_path):
     assert_same_scores(convert(without_heads(model, mask), tmp_path, quantization), zeroed(model, mask), tolerance)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("quantization", [None, "int16", "int8"])
 @pytest.mark.parametrize(
     "dims",

@@ -20,6 +20,7 @@ def test_the_methods_are_those_of_the_library():
     assert {*EXPLANATIONS} == {*relevance.RULES, *relevance.OTHERS} and {*HEAD_RULES} == {*EXPLANATIONS} - {"alti"}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", EXPLANATIONS)
 def test_contributions_are_shares_of_relevance(method, on_toy, toy, gated_checkpoint):
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(gated_checkpoint)], {"data": str(toy.data)})

@@ -116,6 +116,7 @@ def one_tree(task, sums, where, w, pair):
             sums[(*where, name)][1] += 1
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("subwords", [True, False])
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize(("left_pad", "languages"), [(True, False), (True, True), (False, True)])

@@ -54,6 +54,7 @@ def test_every_kind_of_checkpoint(name, on_toy, checkpoints, annotated, texts, t
     assert result["options"] == {"positional": 90, "margin": 10, "rare": 50, "confidence": 95}
 
 
+@pytest.mark.release
 def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoint, on_toy, annotated, tmp_path):
     alone = json.loads(on_toy("functions", "--json", *annotated))
     shared = tmp_path / "shared.json"
@@ -71,6 +72,7 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
                 assert entry["positional"] == other["positional"]
 
 
+@pytest.mark.release
 def test_several_checkpoints(on_toy, headgates, checkpoints):
     both = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
     text = on_toy("functions", "--positional", "0", checkpoint=both)
@@ -104,6 +106,7 @@ def test_scores_of_another_model(rows, signature, words, on_toy, checkpoints, tm
     assert words in one_line(line)
 
 
+@pytest.mark.release
 def test_annotations_of_another_text(on_toy, texts, tmp_path):
     trees, links = tmp_path / "trees", tmp_path / "links"
     other = [["other"] * len(words) if i in (3, 7) else words for i, words in enumerate(texts[0])]
@@ -120,6 +123,7 @@ def test_annotations_of_another_text(on_toy, texts, tmp_path):
     assert f"the alignment of sentence 1 has {link}, but the sentence has {words} and {words} words" in one_line(done)
 
 
+@pytest.mark.release
 def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
     """By contributions, a head, and the head that is best on given alignments."""
     found = {}
@@ -142,6 +146,7 @@ def test_alignments_are_written(on_toy, annotated, texts, tmp_path):
     assert re.search(r"^alignments by alti: 30 sentences$", text, re.MULTILINE)
 
 
+@pytest.mark.release
 def test_an_asterisk_means_the_heads_that_are_left(on_toy, gated_checkpoint, tmp_path):
     pruned, mask = tmp_path / "pruned.pt", {"dec-enc": [[0, 0, 0, 0], [0, 1, 0, 1]]}
     save_checkpoint(prune_checkpoint(load_checkpoint(str(gated_checkpoint)), mask), str(pruned))

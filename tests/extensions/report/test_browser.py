@@ -8,7 +8,7 @@ from support.report import inputs_of
 from fairseq_headgates.cli import main as cli
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.rehearsal, pytest.mark.skipif(not BROWSER, reason="needs chromium")]
+pytestmark = [pytest.mark.release, pytest.mark.skipif(not BROWSER, reason="needs chromium")]
 
 
 @pytest.fixture(scope="module")

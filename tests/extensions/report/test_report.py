@@ -204,6 +204,7 @@ def test_pictures_show_tokens_as_they_are(tmp_path):
     assert min(axes.get_window_extent().size) > 50  # pixels
 
 
+@pytest.mark.release
 def test_checkpoint_names_may_hold_any_characters(tmp_path):
     """Control characters are not allowed in SVG, and bytes of a name that are not UTF-8 in no file."""
     pytest.importorskip("matplotlib")

@@ -62,6 +62,7 @@ def page(experiment, tmp_path_factory):
     return path.read_text()
 
 
+@pytest.mark.release
 def test_the_page_shows_every_kind_of_input(page, experiment):
     found = Page(page)
     assert [*found.texts][1:] == [*KINDS]
@@ -86,6 +87,7 @@ def test_the_page_shows_every_kind_of_input(page, experiment):
     assert "headgates report" in found.texts["Attention maps"]  # the last section is followed by the command
 
 
+@pytest.mark.release
 def test_numbers_are_those_of_the_files(page, experiment):
     [scores, _] = json.loads((experiment / "scores.json").read_text())
     found = Page(page).texts
@@ -99,6 +101,7 @@ def test_numbers_are_those_of_the_files(page, experiment):
     assert f"{evaluation['scores']['BLEU']['score']:.2f} [" in found["Results"]
 
 
+@pytest.mark.release
 def test_the_page_loads_no_external_resources_and_runs_no_script(page):
     assert not Page(page).loads and not LOADED_BY_CSS.search(page) and "<script" not in page
     assert "default-src 'none'" in page and len(page.encode()) < 5 * 2**20
@@ -133,6 +136,7 @@ def test_incomplete_files_are_named(change, words, tmp_path, headgates):
     assert words in error and not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.release
 def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
     (tmp_path / "r.html").write_text("mine")
     error = one_line(headgates("report", tmp_path / "r.html", experiment / "sweep.json", code=2))
@@ -153,6 +157,7 @@ def test_an_input_is_not_overwritten(tmp_path, headgates):
     assert json.loads(path.read_text()) == SWEEP
 
 
+@pytest.mark.release
 def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
     """Formulas of matplotlib, and bytes that are not UTF-8."""
     folder, file = tmp_path / "a$x_{$b $\\frac{", tmp_path / os.fsdecode(b"sweep\xff.json")

@@ -106,6 +106,7 @@ def test_tokens_that_a_multilingual_task_adds_keep_their_rows(toy, train, run, t
     assert "H-9\t" in run("fairseq-generate", out, *EVALUATION, *task, *pair, "--path", out / "model.pt").out
 
 
+@pytest.mark.release
 def test_a_dictionary_of_the_model_that_is_no_part_of_the_data(toy, train, run, tmp_path):
     """--fixed-dictionary, which has the languages (M2M-100)."""
     fixed, lines = tmp_path / "model_dict.txt", (toy.data / "dict.src.txt").read_text()
@@ -143,6 +144,7 @@ def test_fairseq_reads_train1_with_train(words, copied, run, tmp_path):
     assert f"next: headgates evaluate --cpu --num-workers 0 {out} --path {out}/model.pt" in done.err
 
 
+@pytest.mark.release
 def test_data_of_the_old_format(words, copied, run, tmp_path):
     for side in ("en", "de"):
         name, old = (
@@ -181,6 +183,7 @@ def test_several_folders_are_refused(words, run, tmp_path):
     assert_one_line_error(done, ["one folder"])
 
 
+@pytest.mark.release
 def test_a_language_model(toy_text, train_lm, run, tmp_path):
     train_lm(tmp_path, arch="transformer_lm")
     out, path = tmp_path / "out", tmp_path / "checkpoint_last.pt"
@@ -195,6 +198,7 @@ def test_a_language_model(toy_text, train_lm, run, tmp_path):
     assert 0 < probability < 1 and after < before
 
 
+@pytest.mark.release
 def test_a_classifier_decides_as_before(toy_classes, train_roberta, run, tmp_path):
     train_roberta(tmp_path, arch="roberta", updates=10)
     out, path = tmp_path / "out", tmp_path / "checkpoint_last.pt"

@@ -252,6 +252,7 @@ def checked(model, monitor, caplog):
     return record.levelno, *map(float, found.groups())
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", [name for name in LR_SCHEDULER_REGISTRY if name not in OTHER_RATES])
 def test_no_schedule_of_fairseq_moves_gates_further(name, caplog):
     """Against the sums of fairseq's own rates, update by update, as its trainer asks for them."""

@@ -212,6 +212,7 @@ def test_bart_starts_without_the_mask_of_denoising_as_in_fairseq():
 # --- whole commands -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_gates_of_a_model_with_quantisation_noise(train, run, tmp_path):
     """The noise adds a layer to the model, of which the options of the checkpoint tell."""
     noise = ["--quant-noise-pq", 0.1, "--quant-noise-pq-block-size", 4]
