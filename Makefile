@@ -31,7 +31,7 @@ test: setup ## run the tests of every change
 	@$(PYTEST) --dist loadfile -m "not rehearsal and not release" $(ARGS)
 
 rehearse: setup ## run what a reader of the documentation does: its commands, a short demo, the package
-	@$(PYTEST) --dist loadgroup -m "rehearsal and not release" --durations 12 $(ARGS)
+	@$(PYTEST) --dist loadfile -m "rehearsal and not release" --durations 12 $(ARGS)
 
 releasetests: setup ## run the tests that a change need not wait for, before a release (half an hour)
 	@$(PYTEST) --dist loadgroup -m release --durations 12 $(ARGS)

@@ -65,9 +65,9 @@ for chain in heavy light; do
     --validpref $chain.valid --testpref $chain.test >/dev/null 2>&1
   headgates score "$data" "${task[@]}" --path "$whole" --method ablation --out $chain.json --force
   for heads in 24 16 8; do
-    choice=("$whole" --scores "$chain.json" --keep "$heads" --force)
-    headgates prune "${choice[@]}" $chain-$heads.pt >/dev/null
-    headgates prune "${choice[@]}" $chain-$heads-refit.pt --refit "$data" "${task[@]}" >/dev/null
+    choice=(--path "$whole" --scores "$chain.json" --keep "$heads" --force)
+    headgates prune "${choice[@]}" --out $chain-$heads.pt >/dev/null
+    headgates prune "$data" "${task[@]}" "${choice[@]}" --refit --out $chain-$heads-refit.pt >/dev/null
     compared+=:$chain-$heads.pt:$chain-$heads-refit.pt
   done
   for share in 0.7 0.5; do

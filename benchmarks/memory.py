@@ -71,7 +71,17 @@ def checkpoints(options: argparse.Namespace) -> dict[str, Path]:
         found[name] = options.folder / f"{name.replace(' ', '-').rstrip('%')}.pt"
         if not found[name].exists():
             mask = mask_to_json(random_mask(options.size, share), one_line=True)
-            command = ["fairseq_headgates", "prune", trained, found[name], "--alive", mask, "--no-optimizer"]
+            command = [
+                "fairseq_headgates",
+                "prune",
+                "--path",
+                trained,
+                "--out",
+                found[name],
+                "--alive",
+                mask,
+                "--no-optimizer",
+            ]
             run(options, "-m", *command, *choice)
     return found
 

@@ -44,16 +44,16 @@ for params in 6365426 5242115 4493242 3744368 2995494 2246620; do # 85, 70, 60, 
   models+=("$params")
 done
 # fairseq's post-norm layers have no norm after them: the converted model has one more in each stack, of no use else.
-[[ -e heads.pt ]] || headgates prune model.pt heads.pt --alive "$(python3 "$here/stress.py" heads)" >/dev/null
+[[ -e heads.pt ]] || headgates prune --path model.pt --alive "$(python3 "$here/stress.py" heads)" --out heads.pt >/dev/null
 for method in gradient ablation confidence refit; do
   [[ -e $method.json ]] ||
     headgates score bin --path heads.pt --gen-subset train --sentences 100 --method $method --cpu --out $method.json
   for name in $method $method-refit; do
     [[ $name == refit ]] && continue # this score is for refitted models
     repair=()
-    [[ $name == *-refit ]] && repair=(--refit bin --cpu)
+    [[ $name == *-refit ]] && repair=(bin --refit --cpu)
     [[ -e $name.pt ]] ||
-      headgates prune heads.pt "$name.pt" --scores $method.json --keep 48 "${repair[@]}" >/dev/null
+      headgates prune "${repair[@]}" --path heads.pt --scores $method.json --keep 48 --out "$name.pt" >/dev/null
     models+=("$name")
   done
 done

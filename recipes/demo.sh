@@ -42,12 +42,12 @@ train all_heads0.5 "--arch transformer_head_gates --criterion label_smoothed_cro
     --gate-heads enc-self,dec-self,dec-enc --sparsity-method lagrangian --target-heads 0.5 --gate-lr-scale 5 \\
     --sparsity-warmup-updates $((updates * 50 / 260)) --fix-gates-after $((updates * 75 / 260))" " &"
 for job in $(jobs -p); do run "wait $job"; done
-run "headgates prune all_heads0.5/checkpoint_last.pt all_heads0.5/pruned.pt --no-optimizer --force"
+run "headgates prune --path all_heads0.5/checkpoint_last.pt --no-optimizer --out all_heads0.5/pruned.pt --force"
 # --- without training: the control without half of its heads, by two scores, and without heads and neurons ---
 whole=baseline+/checkpoint_last.pt measured="data-bin --path baseline+/checkpoint_last.pt --gen-subset valid"
 run "headgates score $measured --method confidence,gradient,refit --out smaller/scores.json --force"
-run "headgates prune $whole smaller/gradient.pt --keep 0.5 --scores smaller/scores.json --method gradient --force"
-run "headgates prune $whole smaller/refit.pt --keep 0.5 --scores smaller/scores.json --method refit --refit data-bin --force"
+run "headgates prune --path $whole --keep 0.5 --scores smaller/scores.json --method gradient --out smaller/gradient.pt --force"
+run "headgates prune data-bin --path $whole --keep 0.5 --scores smaller/scores.json --method refit --refit --out smaller/refit.pt --force"
 run "headgates compress $measured --params 0.7 --out smaller/compressed.pt --force"
 run "headgates evaluate data-bin --path $whole:smaller/gradient.pt:smaller/refit.pt:smaller/compressed.pt:all_heads0.5/pruned.pt --gen-subset test \\
     --reference text/reference.ru --remove-bpe --tokenizer moses --beam 4 --required-batch-size-multiple 1 --speed --out smaller/evaluation.json --force"
@@ -55,6 +55,6 @@ run "headgates functions $measured --conllu corpus/valid.en.conllu --out smaller
 run "headgates explain $measured --lines 1,2 --out smaller/explanations.json --force"
 run "headgates attention $measured --heads 'dec-enc:*' --out smaller/attention.json --force"
 run "headgates compress $measured --params 0.9,0.8,0.7,0.6,0.5 --plot smaller/curve.svg --force --json >smaller/curve.json"
-run "headgates report report.html all_heads0.5 baseline baseline+ smaller/{compressed.pt,{evaluation,curve,scores,functions,explanations,attention}.json} --force"
+run "headgates report all_heads0.5 baseline baseline+ smaller/{compressed.pt,{evaluation,curve,scores,functions,explanations,attention}.json} --out report.html --force"
 eval "python3 $scripts/demo_table.py smaller/evaluation.json"
 echo "written: $out/report.html; next: headgates compress $out/data-bin --path $out/$whole --params 0.7 --out small.pt" >&2

@@ -153,7 +153,7 @@ def test_it_is_trained_pruned_compressed_and_measured_by_command(name, forms_of,
     if "generate" not in commands.measure[0]:  # which prints no loss
         assert any(number == pytest.approx(loss(forms["gated"]), abs=6e-4) for number in expected)
 
-    shown = json.loads(run("headgates", "show", forms["pruned"], "--json").out)
+    shown = json.loads(run("headgates", "show", "--path", forms["pruned"], "--json").out)
     number = len(family.types)
     assert shown["gate"] == dict.fromkeys(family.types, OPEN[:2])
     assert shown["heads"] == dict.fromkeys(family.types, [3, 8]) | {"total": [3 * number, 8 * number]}

@@ -83,7 +83,7 @@ class AttentionModule:
 def attention_type_and_layer(name: str) -> tuple[str, int]:
     """Return type and layer of an attention module by its name: 'decoder.layers.3.encoder_attn' -> ('dec-enc', 3).
 
-    In all architectures of fairseq, decoder-encoder attention is an `encoder_attn`, and a decoder or its list of layers
+    In all architectures of fairseq, cross-attention is an `encoder_attn`, and a decoder or its list of layers
     has "decoder" in its name. The layer is the last number; several encoders or decoders repeat the numbers.
     """
     *path, attention = name.split(".")

@@ -123,6 +123,10 @@ class Options:
         """Return the arguments for the parser of fairseq-generate, None if the command takes none."""
         return None
 
+    def unrecognized(self) -> list[str]:
+        """Return the words that the command does not take."""
+        return self.rest if self.fairseq_arguments() is None else []
+
     def files_to_read(self) -> Iterator[tuple[str, str]]:
         """Yield what the files are that the options name, those of fairseq included, and their paths."""
         for name, each in self.declared().items():

@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None, started: Callable[[], None] = lambda
         return 0
     values, rest = parser.parse_known_args(argv)
     options = COMMANDS[values.command](**vars(values), rest=rest)
-    if rest and options.fairseq_arguments() is None:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if words := options.unrecognized():
+        parser.error(f"unrecognized arguments: {' '.join(words)}")
     try:
         options.check_paths()
         if options.needs_models:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import methodcaller
 from typing import ClassVar
 
-from fairseq_headgates.cli.command import Group, Options, argument, option
+from fairseq_headgates.cli.command import Group, Options, option
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.heads import TYPES
 from fairseq_headgates.scores.options import GRADIENT_UNITS, HEAD_RULES, NORMS
@@ -62,7 +62,9 @@ class LoadsCheckpoint(Options):
 class Checkpoint(LoadsCheckpoint):
     """The checkpoint to read."""
 
-    checkpoint: str = argument(metavar="CKPT", type=filled, reads="the checkpoint", help="a fairseq checkpoint (.pt)")
+    path: str = option(
+        metavar="CKPT", type=filled, required=True, reads="the checkpoint", help="a fairseq checkpoint (.pt)"
+    )
 
 
 class Output(Options):

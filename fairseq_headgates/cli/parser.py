@@ -27,6 +27,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print an error in one line and exit with code 2."""
+        if self.usage and message.startswith("the following arguments are required"):
+            message += f": write {self.usage % {'prog': self.prog}}"
         fail(self.prog, f"{message} (see {self.prog} --help)")
 
 

@@ -3,6 +3,6 @@
 The names here read files of results, without torch; everything else is imported from its module.
 """
 
-from fairseq_headgates.data.results import Difference, Evaluation, pairwise, read_evaluations
+from fairseq_headgates.data.results import Difference, Evaluation, differences, read_evaluations
 
-__all__ = ["Difference", "Evaluation", "pairwise", "read_evaluations"]
+__all__ = ["Difference", "Evaluation", "differences", "read_evaluations"]

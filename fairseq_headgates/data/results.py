@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, Literal
 
 from sacrebleu.metrics import BLEU, CHRF
@@ -241,16 +240,6 @@ def differences(control: Evaluation, others: Sequence[Evaluation]) -> list[dict[
             for (_, into), difference in zip(scored, of_score, strict=True):
                 into[name] = difference
     return found
-
-
-def pairwise(evaluations: Sequence[Evaluation]) -> dict[tuple[int, int], dict[str, Difference]]:
-    """Return the differences of any two models, the later minus the earlier, by their numbers (later, earlier)."""
-    found: dict[tuple[int, int], dict[str, Difference]] = {}
-    for earlier, control in enumerate(evaluations[:-1]):
-        later = range(earlier + 1, len(evaluations))
-        of_control = differences(control, [evaluations[number] for number in later])
-        found |= {(number, earlier): of for number, of in zip(later, of_control, strict=True)}
-    return {(b, a): found[b, a] for a, b in combinations(range(len(evaluations)), 2)}
 
 
 def _loss_differences(control: Evaluation, other: Evaluation) -> dict[str, Difference]:

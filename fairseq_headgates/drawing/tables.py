@@ -15,7 +15,7 @@ from fairseq_headgates.messages import printable
 TITLES = {
     "enc-self": "encoder self-attention",
     "dec-self": "decoder self-attention",
-    "dec-enc": "decoder-encoder attention",
+    "dec-enc": "cross-attention",
 }
 METRICS = {"nll": "bits per target token", "ppl": "perplexity", "bleu": "BLEU", "accuracy": "accuracy"}
 

@@ -21,7 +21,7 @@ def open_heads(result: Mapping[str, Any], *types: str) -> Iterator[tuple[HeadId,
 
 
 def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadId:
-    """Return the open decoder-encoder head that is most often on an aligned word.
+    """Return the open cross-attention head that is most often on an aligned word.
 
     Args:
         result: a result of `find`, with word alignments
@@ -36,5 +36,5 @@ def best_head(result: Mapping[str, Any], left: HeadTable | None = None) -> HeadI
         if "alignment" in entry.get("words", {}) and (left is None or left[head])
     }
     if not rates:
-        raise ValueError("no open decoder-encoder head was compared with links: give word alignments that have some")
+        raise ValueError("no open cross-attention head was compared with links: give word alignments that have some")
     return max(rates, key=lambda head: rates[head])

@@ -17,7 +17,7 @@ from fairseq_headgates.messages import printable, quoted
 
 # The parts of a signature that name the data, besides options, subsets and their numbers of sentences.
 DATA = ("data", "langs", "block", "mask", "head")
-# Encoder self-, decoder self-, decoder-encoder attention.
+# Encoder self-, decoder self-, cross-attention.
 AttentionType = Literal["enc-self", "dec-self", "dec-enc"]
 TYPES: tuple[str, ...] = get_args(AttentionType)
 

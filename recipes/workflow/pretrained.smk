@@ -133,7 +133,7 @@ rule prune:
     params:
         keep=config["keep"],
     shell:
-        "headgates prune {input[0]} {output} --scores {input.scores} --method {SCORES[0]} --keep {params.keep}"
+        "headgates prune --path {input[0]} --scores {input.scores} --method {SCORES[0]} --keep {params.keep} --out {output}"
         " --no-optimizer > {log} 2>&1"
 
 

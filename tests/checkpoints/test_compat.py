@@ -190,7 +190,10 @@ def test_versions_that_are_not_supported_are_named_in_one_line(versions, words, 
     root = str(Path(fairseq_headgates.__file__).parents[1])
     path = f"import sys; sys.path[:0] = [{str(installed(tmp_path, **versions))!r}, {root!r}]; "
     check = path + "from fairseq_headgates.compat import unsupported; print(unsupported())"
-    command = path + f"import headgates_start; sys.argv[1:] = ['show', {__file__!r}]; sys.exit(headgates_start.main())"
+    command = (
+        path
+        + f"import headgates_start; sys.argv[1:] = ['show', '--path', {__file__!r}]; sys.exit(headgates_start.main())"
+    )
     refused = [(command, 2), (path + "import fairseq_headgates", 1)] if words else []
     for code, status in (("import headgates_start; " + check, 0), *refused):
         done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ def test_prune_repairs_a_checkpoint_that_fairseq_cannot_generate_from(toy, progr
     assert "Mask Type should be defined" in alone
     options = "{'_name': 'transformer_head_gates', 'arch': 'transformer_head_gates'}"
     override = program("fairseq-generate", toy.data, *plugin, "--path", stock, "--cpu", "--model-overrides", options)
-    program("headgates", "prune", stock, tmp_path / "whole.pt")
+    program("headgates", "prune", "--path", stock, "--out", tmp_path / "whole.pt")
     whole = program("fairseq-generate", toy.data, *plugin, "--path", tmp_path / "whole.pt", "--cpu")
     lines = [[line for line in printed.splitlines() if line.startswith("H-")] for printed in (override, whole)]
     assert lines[0] and lines[0] == lines[1]

@@ -74,7 +74,7 @@ def test_groups_of_options_that_fairseq_stores_as_a_namespace(train, run, toy, t
     path, stock = tmp_path / "checkpoint_last.pt", tmp_path / "stock.pt"
     groups = read(path)["cfg"]
     assert isinstance(groups["task"], argparse.Namespace) and isinstance(groups["optimizer"], argparse.Namespace)
-    run("headgates", "prune", path, stock, "--stock")
+    run("headgates", "prune", "--path", path, "--out", stock, "--stock")
     search = [*task, "-s", "src", "-t", "tgt", "--gen-subset", "test", "--max-len-b", 9, "--beam", 2]
     before = run("fairseq-generate", toy.data, *EVALUATION, *search, "--path", path)
     assert_same_output(before, run("fairseq-generate", toy.data, *WITHOUT_PLUGIN, *search, "--path", stock))

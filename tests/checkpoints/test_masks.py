@@ -21,7 +21,9 @@ from fairseq_headgates.safety.checkpoint import model_args
 def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train, tmp_path):
     again = tmp_path / "again.pt"
     mask = {"enc-self": [[0, 1, 0, 1], [1, 1, 1, 1]], "dec-self": [[1, 1, 1, 1], [0, 0, 0, 1]]}
-    plan = json.loads(run("headgates", "prune", pruned, again, "--alive", json.dumps(mask), "--json").out)
+    plan = json.loads(
+        run("headgates", "prune", "--path", pruned, "--out", again, "--alive", json.dumps(mask), "--json").out
+    )
     assert plan["heads"] == {"enc-self": [3, 2], "dec-self": [6, 3], "dec-enc": [2, 2]}
     left = {
         attention_type: [
@@ -37,7 +39,7 @@ def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train,
         torch.testing.assert_close(predictions(smaller, task), predictions(whole, task), atol=1e-5, rtol=1e-5)
 
     heads = tmp_path / "heads.json"
-    run("headgates", "show", again, "--out", heads)
+    run("headgates", "show", "--path", again, "--out", heads)
     assert {k: v for k, v in json.loads(heads.read_text()).items() if k in left} == left
     options = ["--alive-heads", heads, "--remove-heads", "--gate-heads", "enc-self,dec-enc", *L0]
     done = train(tmp_path / "gates", *options, "--finetune-from-model", again, "--lr", 0, "--dropout", 0, updates=1)
@@ -47,7 +49,7 @@ def test_a_pruned_checkpoint_is_pruned_again_and_gated_again(pruned, run, train,
     torch.testing.assert_close(predictions(gates, task), predictions(smaller, task), atol=1e-6, rtol=1e-6)
     state = with_some_closed(read(path))
     torch.save(state, tmp_path / "closed.pt")
-    run("headgates", "prune", tmp_path / "closed.pt", tmp_path / "third.pt")
+    run("headgates", "prune", "--path", tmp_path / "closed.pt", "--out", tmp_path / "third.pt")
     third, _ = load(tmp_path / "third.pt")
     closed, _ = load(tmp_path / "closed.pt")
     torch.testing.assert_close(predictions(third, task), predictions(closed, task), atol=1e-5, rtol=1e-5)
@@ -79,12 +81,14 @@ def test_a_mask_from_a_checkpoint_is_the_one_that_show_writes(gated, pruned, run
     masked_ = with_gates(read(gated), {"enc-self": [[C, C, O, O], [F, F, O, O]]})
     torch.save(masked_, tmp_path / "gated.pt")
     for path in (gated, pruned, tmp_path / "again.pt", tmp_path / "gated.pt"):
-        shown = json.loads(run("headgates", "show", path, "--out", "-").out)
+        shown = json.loads(run("headgates", "show", "--path", path, "--out", "-").out)
         assert read_mask(str(path)).layers == {each: shown[each] for each in TYPES.split(",")}
     left = {"enc-self": [[0, 1, 1, 1], [0] * 4], "dec-self": [[1, 0, 0, 0], [1, 0, 0, 1]], "dec-enc": OPEN["dec-enc"]}
     assert read_mask(str(tmp_path / "again.pt")).layers == left
     for form in (["--alive", tmp_path / "again.pt"], ["--alive", json.dumps(left)]):
-        plan = json.loads(run("headgates", "prune", gated, tmp_path / "x.pt", "--dry-run", "--json", *form).out)
+        plan = json.loads(
+            run("headgates", "prune", "--path", gated, "--out", tmp_path / "x.pt", "--dry-run", "--json", *form).out
+        )
         assert plan["mask"] == left
 
 

@@ -136,5 +136,5 @@ def test_options_in_a_dictionary_are_exported(files):
 def test_gates_are_trained_from_an_old_checkpoint(files, run, train, tmp_path):
     options = [*GATED, *PRE_NORM, "--share-decoder-input-output-embed", "--finetune-from-model", files["newer"]]
     train(tmp_path, *options, updates=1)
-    gated = run("headgates", "show", tmp_path / "checkpoint_last.pt", "--json")
+    gated = run("headgates", "show", "--path", tmp_path / "checkpoint_last.pt", "--json")
     assert json.loads(gated.out)["heads"]["dec-enc"] == [8, 8]

@@ -39,7 +39,7 @@ SHORT = ["--max-len-b", 12]
 
 def test_alignment_of_a_last_layer_without_heads(gated, run, toy, tmp_path):
     mask = json.dumps({"dec-enc": [[1, 1, 1, 1], [0, 0, 0, 0]]})
-    run("headgates", "prune", gated, tmp_path / "x.pt", "--alive", mask)
+    run("headgates", "prune", "--path", gated, "--out", tmp_path / "x.pt", "--alive", mask)
     done = run("fairseq-generate", toy.data, *GENERATE, "--path", tmp_path / "x.pt", *SHORT, "--print-alignment")
     assert len(hypotheses(done)) == 10 and len(re.findall(r"^A-\d+", done.out, re.MULTILINE)) == 10
 
@@ -54,8 +54,18 @@ def test_gated_pruned_and_stock_print_the_same_translations_and_alignments(gated
     mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
     state = with_gates(read(gated), {"dec-enc": [[C, O, O, C], [C, O, C, O]]})
     torch.save(state, tmp_path / "gated.pt")
-    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "pruned.pt", "--alive", mask)
-    run("headgates", "prune", tmp_path / "gated.pt", tmp_path / "stock.pt", "--alive", mask, "--stock")
+    run("headgates", "prune", "--path", tmp_path / "gated.pt", "--out", tmp_path / "pruned.pt", "--alive", mask)
+    run(
+        "headgates",
+        "prune",
+        "--path",
+        tmp_path / "gated.pt",
+        "--out",
+        tmp_path / "stock.pt",
+        "--alive",
+        mask,
+        "--stock",
+    )
     options = ["--gen-subset", "valid", "--print-alignment", "--beam", 4, *SHORT, "--path"]
     done = [
         run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name)
@@ -72,7 +82,7 @@ def test_gated_pruned_and_stock_print_the_same_translations_and_alignments(gated
 def test_checkpoints_of_every_kind_compute_the_same_after_pruning(kind, form, checkpoints, run, tmp_path):
     """Heads that are fixed at 0 go; a baseline has no gates, and keeps what it has."""
     path = tmp_path / "out.pt"
-    run("headgates", "prune", checkpoints[kind], path, *form)
+    run("headgates", "prune", "--path", checkpoints[kind], "--out", path, *form)
     before, task = load(checkpoints[kind])
     after, _ = load(path)
     torch.testing.assert_close(predictions(after, task), predictions(before, task), atol=1e-5, rtol=1e-5)

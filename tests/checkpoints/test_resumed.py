@@ -38,7 +38,7 @@ def continued(train, run, tmp_path_factory):
     heads = ["--alive-heads", json.dumps(OPEN)]
     train(folder / "masked", *ADAM, *heads, updates=3)
     last = folder / "masked" / "checkpoint_last.pt"
-    run("headgates", "prune", last, folder / "pruned.pt")
+    run("headgates", "prune", "--path", last, "--out", folder / "pruned.pt")
     logs = {"masked": train(folder / "masked", *ADAM, *heads, updates=7)}
     start = ["--remove-heads", "--restore-file", folder / "pruned.pt"]
     logs["pruned"] = train(folder / "pruned", *ADAM, *heads, *start, updates=7)
@@ -76,7 +76,7 @@ def test_training_goes_on_from_a_checkpoint_of_fairseq(train, run, tmp_path):
     heads = ["--alive-heads", json.dumps(OPEN)]
     train(tmp_path, *options, arch="transformer", updates=3)
     last, out = tmp_path / "checkpoint_last.pt", tmp_path / "pruned.pt"
-    run("headgates", "prune", last, out, "--alive", json.dumps(OPEN))
+    run("headgates", "prune", "--path", last, "--out", out, "--alive", json.dumps(OPEN))
     masked_ = train(tmp_path / "masked", *options, *heads, "--restore-file", last, updates=6)
     pruned_ = train(tmp_path / "pruned", *options, *heads, "--remove-heads", "--restore-file", out, updates=6)
     assert len(logged(pruned_, "loss")) == 3

@@ -48,7 +48,7 @@ def test_masking_a_closed_head_changes_nothing(on_toy, checkpoints, tmp_path):
     text = on_toy("ablate", "--metric", "bleu", *SEARCH, "--out", out, checkpoint=checkpoints["fixed"], subset="test")
     found = json.loads(out.read_text())
     assert len(found["bleu_difference"]) == 24 and found["mode"] == "single"
-    assert "dec-enc (decoder-encoder attention)" in text and "paired bootstrap" in text
+    assert "dec-enc (cross-attention)" in text and "paired bootstrap" in text
     closed = [f"enc-self 1 {head}" for head in range(4)]
     assert {head: (found["bleu_difference"][head], found["p_value"][head]) for head in closed} == dict.fromkeys(
         closed, (0.0, 1.0)

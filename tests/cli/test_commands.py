@@ -33,7 +33,7 @@ def test_options_has_those_of_the_model_and_the_criterion(run):
 
 
 def test_show_prints_a_table_of_every_type(gated_checkpoint, run):
-    lines = run("headgates", "show", gated_checkpoint).out.splitlines()
+    lines = run("headgates", "show", "--path", gated_checkpoint).out.splitlines()
     for attention_type in TYPES.split(","):
         (title,) = (i for i, line in enumerate(lines) if line.startswith(attention_type))
         assert lines[title].endswith("8 of 8 heads open")
@@ -42,7 +42,7 @@ def test_show_prints_a_table_of_every_type(gated_checkpoint, run):
 
 
 def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
-    shown = json.loads(run("headgates", "show", checkpoints["mixed"], "--json").out)
+    shown = json.loads(run("headgates", "show", "--path", checkpoints["mixed"], "--json").out)
     (model,), _, _ = load_model_ensemble_and_task([str(checkpoints["mixed"])])
     assert shown["gated"] == ["dec-self", "dec-enc"]
     assert shown["heads"] == {"enc-self": [3, 8], "dec-self": [8, 8], "dec-enc": [8, 8], "total": [19, 24]}
@@ -51,10 +51,10 @@ def test_show_json_holds_the_gates_of_the_model(checkpoints, run):
 
 
 def test_show_prints_the_mask_alone(gated_checkpoint, tmp_path, run):
-    printed = run("headgates", "show", gated_checkpoint, "--out", "-").out
-    done = run("headgates", "show", gated_checkpoint, "--out", tmp_path / "heads.json")
+    printed = run("headgates", "show", "--path", gated_checkpoint, "--out", "-").out
+    done = run("headgates", "show", "--path", gated_checkpoint, "--out", tmp_path / "heads.json")
     assert printed == (tmp_path / "heads.json").read_text() and done.err == f"written: {tmp_path / 'heads.json'}\n"
-    both = run("headgates", "show", gated_checkpoint, "--out", "-", "--json", code=2)
+    both = run("headgates", "show", "--path", gated_checkpoint, "--out", "-", "--json", code=2)
     assert_one_line_error(both, ["--json", "--out -"])
 
 
@@ -89,7 +89,7 @@ def test_ctrl_c_while_the_command_starts():
 
 
 def test_missing_checkpoint(either):
-    assert_one_line_error(either("headgates", "show", "no.pt", code=None), ["'no.pt'", "No such file"])
+    assert_one_line_error(either("headgates", "show", "--path", "no.pt", code=None), ["'no.pt'", "No such file"])
 
 
 def test_two_commands_cannot_have_one_name():

@@ -57,8 +57,8 @@ def test_parameters_are_those_of_a_checkpoint_without_the_heads(on_toy, headgate
     for point in points:
         mask, pruned = tmp_path / "mask.json", tmp_path / "pruned.pt"
         mask.write_text(json.dumps(point["mask"]))
-        headgates("prune", checkpoints["mixed"], pruned, "--alive", mask, "--force")
-        assert json.loads(headgates("show", pruned, "--json"))["parameters"] == point["parameters"]
+        headgates("prune", "--path", checkpoints["mixed"], "--out", pruned, "--alive", mask, "--force")
+        assert json.loads(headgates("show", "--path", pruned, "--json"))["parameters"] == point["parameters"]
     # Queries, keys, values and their biases, and the columns of the output projection.
     head = 8 * (4 * 32 + 3)
     assert points[0]["parameters"] - points[2]["parameters"] == points[0]["heads"] * head

@@ -47,12 +47,14 @@ def test_loss_translations_bleu_and_chrf_are_those_of_the_commands(headgates, ru
     """fairseq-validate; fairseq-generate --remove-bpe and sacremoses; sacrebleu on raw references."""
     pytest.importorskip("sacremoses")
     path, raw, hypotheses = checkpoints["baseline"], toy.text / "test.tgt", tmp_path / "test.hyp"
-    found = json.loads(
+    printed = json.loads(
         headgates(
-            "evaluate", toy.data, "--path", path, *READ, *FORCED, "--remove-bpe", "--tokenizer", "moses",
-            "--loss-subset", "valid", "--reference", raw, "--hypotheses", hypotheses, "--json",
+            "evaluate", toy.data, "--path", path, *READ, *FORCED, "--remove-bpe", "--tokenizer", "moses", "--json",
+            "--loss-subset", "valid", "--reference", raw, "--hypotheses", hypotheses, "--out", tmp_path / "out.json",
         )
     )  # fmt: skip
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert printed == {name: of for name, of in found.items() if name not in ("predictions", "references")}
     options = ["--task", "translation", "--valid-subset", "valid", "--criterion", "cross_entropy", "--batch-size", 8]
     validated = run("fairseq-validate", toy.data, "--path", path, *options, *EVALUATION)
     assert f"{found['losses']['valid']['mean']:.3f}" == re.search(r"nll_loss ([\d.]+)", validated.text).group(1)
@@ -101,7 +103,7 @@ def test_skipped_sentences_have_lines(evaluated, toy, checkpoints, tmp_path):
 
 
 def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, checkpoints):
-    """Between any two of three checkpoints."""
+    """Of two checkpoints from the first."""
     paths = [checkpoints[name] for name in ("baseline", "fixed", "mixed")]
     found = evaluated(toy.data, paths, *FORCED)
     metrics = {"BLEU": BLEU(force=True), "chrF2": CHRF()}
@@ -116,7 +118,7 @@ def test_differences_are_those_of_paired_bootstrap(evaluated, headgates, toy, ch
     assert [line.split()[1] for line in table.splitlines()[2:]] == ["24/24", "17/24", "19/24"]
     rows = [line.split() for line in differences.splitlines()[2:]]
     order = [(row[0].split("_")[1].split("/")[0], row[2].split("_")[1].split("/")[0]) for row in rows]
-    assert order == [("fixed", "baseline"), ("mixed", "baseline"), ("mixed", "fixed")]
+    assert order == [("fixed", "baseline"), ("mixed", "baseline")]
     shown = [f"{value.value:+.2f}" for value in list(found[1].compare(found[0]).values())[1:]]
     assert rows[0][5::2] == shown and "p of BLEU: nrefs:1|bs:20|seed:12345|" in signatures
 

@@ -25,7 +25,7 @@ def packs_small_layers(monkeypatch):
 @pytest.fixture
 def stored(headgates, gated_checkpoint, tmp_path):
     """The gated checkpoint with all its heads, in 8 bits."""
-    headgates("prune", gated_checkpoint, tmp_path / "int8.pt", "--threshold", 0, *STORED)
+    headgates("prune", "--path", gated_checkpoint, "--out", tmp_path / "int8.pt", "--threshold", 0, *STORED)
     return tmp_path / "int8.pt"
 
 
@@ -45,13 +45,17 @@ def test_a_checkpoint_stores_the_precision_and_weights_in_single_precision(
     stored, gated_checkpoint, headgates, tmp_path
 ):
     plain = tmp_path / "plain.pt"
-    headgates("prune", gated_checkpoint, plain, "--threshold", 0)
+    headgates("prune", "--path", gated_checkpoint, "--out", plain, "--threshold", 0)
     ours, other = (torch.load(path) for path in (stored, plain))
     assert ours["cfg"]["model"].inference_dtype == "int8"
     assert ours["model"].keys() == other["model"].keys()
     assert all(torch.equal(ours["model"][name], other["model"][name]) for name in other["model"])
-    headgates("prune", stored, tmp_path / "again.pt", "--threshold", 0)  # stays, unless another one is given
-    headgates("prune", stored, tmp_path / "float.pt", "--threshold", 0, "--inference-dtype", "float32")
+    headgates(
+        "prune", "--path", stored, "--out", tmp_path / "again.pt", "--threshold", 0
+    )  # stays, unless another one is given
+    headgates(
+        "prune", "--path", stored, "--out", tmp_path / "float.pt", "--threshold", 0, "--inference-dtype", "float32"
+    )
     found = [torch.load(tmp_path / name)["cfg"]["model"].inference_dtype for name in ("again.pt", "float.pt")]
     assert found == ["int8", "float32"]
 
@@ -63,11 +67,12 @@ def test_fairseq_generate_takes_it_from_the_checkpoint_or_from_overrides(stored,
     assert generated(stored, "--model-overrides", "{'inference_dtype': 'int8'}") == in_8_bits
 
 
-def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, generated):
-    found = {
-        name: json.loads(on_toy("evaluate", *options, *SEARCH, "--prefix-size", 5, "--json", checkpoint=stored))
-        for name, options in {"stored": [], "int8": STORED, "float32": ["--inference-dtype", "float32"]}.items()
-    }
+def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, generated, tmp_path):
+    found = {}
+    for name, options in {"stored": [], "int8": STORED, "float32": ["--inference-dtype", "float32"]}.items():
+        out = tmp_path / f"{name}.json"
+        on_toy("evaluate", *options, *SEARCH, "--prefix-size", 5, "--out", out, checkpoint=stored)
+        found[name] = json.loads(out.read_text())
     assert found["stored"] == found["int8"]
     loss, single = (found[name]["losses"]["valid"]["mean"] for name in ("int8", "float32"))
     assert 0 < abs(loss - single) < 0.05
@@ -88,5 +93,5 @@ def test_training_with_it_is_in_single_precision(train, tmp_path):
 def test_what_cannot_be_stored_or_computed_is_refused(on_toy, headgates, gated_checkpoint, tmp_path):
     words = "unknown inference dtype 'int4': choose from float32, int8"
     assert words in one_line(on_toy("ablate", "--inference-dtype", "int4", code=2))
-    stock = ["prune", gated_checkpoint, tmp_path / "out.pt", *STORED, "--stock"]
+    stock = ["prune", "--path", gated_checkpoint, "--out", tmp_path / "out.pt", *STORED, "--stock"]
     assert "leave out one" in one_line(headgates(*stock, code=2)) and not (tmp_path / "out.pt").exists()

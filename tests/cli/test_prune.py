@@ -202,7 +202,7 @@ def test_an_unfinished_training_of_gates_is_warned_of(run, tmp_path, caplog):
         "the choice of heads is not settled (heads with an evaluation gate of 0 but P(open) above 0.5: 5): "
         "train the gates longer before you fix or remove heads\n"
     )
-    for command in (["show", path], ["prune", path, tmp_path / "out.pt", "--dry-run"]):
+    for command in (["show", "--path", path], ["prune", "--path", path, "--out", tmp_path / "out.pt", "--dry-run"]):
         assert f"headgates {command[0]}: warning: {warning}" in run("headgates", *command).err
     read_mask(str(path))
     assert f"{path}: {warning}" in caplog.text

@@ -22,8 +22,8 @@ from fairseq_headgates.heads import parse_scores
 @pytest.mark.parametrize("form", [[], ["--dry-run"]])
 def test_standard_output_and_empty_names_are_refused(form, checkpoint, refused):
     refused(checkpoint, "-", *form, words=["'-'", "standard output", "./-"])
-    refused(checkpoint, "", *form, words=["OUT", "empty"])
-    refused("", "x.pt", *form, words=["CKPT", "empty"])
+    refused(checkpoint, "", *form, words=["--out", "empty"])
+    refused("", "x.pt", *form, words=["--path", "empty"])
     assert names(checkpoint.parent) == ["gated.pt"]
 
 

@@ -38,33 +38,52 @@ def assert_equal(found, expected):
 
 def test_prune_refit_is_the_function(headgates, toy, checkpoints, expected, tmp_path):
     out = tmp_path / "refitted.pt"
-    text = headgates("prune", checkpoints["baseline"], out, *options(toy), "--max-tokens", 50)
+    text = headgates("prune", "--path", checkpoints["baseline"], "--out", out, *options(toy), "--max-tokens", 50)
     assert "refitted on data:" in text and "|split:train|sents:30" in text
     state, model = load_model(out)
     assert_equal(model, expected)
     assert state["last_optimizer_state"] is None
-    plan = json.loads(headgates("prune", checkpoints["baseline"], "x.pt", *options(toy), "--dry-run", "--json"))
+    plan = json.loads(
+        headgates("prune", "--path", checkpoints["baseline"], "--out", "x.pt", *options(toy), "--dry-run", "--json")
+    )
     assert plan["refit"].endswith("|split:train|sents:30")
 
 
 @pytest.mark.release
 def test_a_stock_checkpoint_is_refitted(headgates, toy, checkpoints, expected, tmp_path):
-    headgates("prune", checkpoints["baseline"], tmp_path / "stock.pt", *options(toy), "--stock")
-    headgates("prune", tmp_path / "stock.pt", tmp_path / "again.pt", "--alive", MASK)
+    headgates("prune", "--path", checkpoints["baseline"], "--out", tmp_path / "stock.pt", *options(toy), "--stock")
+    headgates("prune", "--path", tmp_path / "stock.pt", "--out", tmp_path / "again.pt", "--alive", MASK)
     assert_equal(load_model(tmp_path / "again.pt")[1], expected)
 
 
 def test_a_pruned_checkpoint_is_refitted(headgates, toy, checkpoints, tmp_path):
     once, twice = tmp_path / "once.pt", tmp_path / "twice.pt"
-    headgates("prune", checkpoints["baseline"], once, "--alive", '{"dec-self": [[1, 1, 1, 0], [1, 1, 1, 1]]}')
-    headgates("prune", once, twice, *options(toy))
-    shown = json.loads(headgates("show", twice, "--json"))
+    headgates(
+        "prune",
+        "--path",
+        checkpoints["baseline"],
+        "--out",
+        once,
+        "--alive",
+        '{"dec-self": [[1, 1, 1, 0], [1, 1, 1, 1]]}',
+    )
+    headgates("prune", "--path", once, "--out", twice, *options(toy))
+    shown = json.loads(headgates("show", "--path", twice, "--json"))
     assert shown["gate"]["dec-self"][0] == [1, 1, 1, 0] and shown["gate"]["dec-enc"][1] == [1, 0, 0, 0]
 
 
 @pytest.mark.release
 def test_two_workers_refit_as_one(start, toy, checkpoints, expected, tmp_path):
-    arguments = ["prune", checkpoints["baseline"], tmp_path / "two.pt", *options(toy), "--max-tokens", 50]
+    arguments = [
+        "prune",
+        "--path",
+        checkpoints["baseline"],
+        "--out",
+        tmp_path / "two.pt",
+        *options(toy),
+        "--max-tokens",
+        50,
+    ]
     workers = [start("headgates", *arguments, *own) for own in worker_arguments(2)]
     outputs = [worker.finish().expect(0).out for worker in workers]
     assert outputs[0] and not outputs[1]
@@ -81,7 +100,9 @@ def test_a_curve_is_refitted(on_toy, headgates, toy, checkpoints, tmp_path):
     assert whole["nll"] == zeroed[0]["nll"] and half["nll"] != zeroed[1]["nll"]
     assert whole["measured"].endswith("|refit:train-30") and half["mask"] == zeroed[1]["mask"]
     out = tmp_path / "half.pt"
-    headgates("prune", checkpoints["baseline"], out, "--alive", json.dumps(half["mask"]), *options(toy)[2:])
+    headgates(
+        "prune", "--path", checkpoints["baseline"], "--out", out, "--alive", json.dumps(half["mask"]), *options(toy)[2:]
+    )
     curve = json.loads(on_toy("curve", *shared, "--steps", "0", **places | {"checkpoint": out}))
     assert half["nll"] == pytest.approx(curve[0]["nll"], abs=1e-5)
 
@@ -89,7 +110,7 @@ def test_a_curve_is_refitted(on_toy, headgates, toy, checkpoints, tmp_path):
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (["--refit"], "expected one argument"),
+        (["--refit"], "arguments are required: data"),
         (["--cpu"], "unrecognized arguments: --cpu"),
         (["--refit", "{data}", "--refit-sentences", "0"], "'0' is not a number from 1 on"),
         (["--refit", "{data}", "--gen-subset", "valid"], "--gen-subset is valid, which prune --refit does not read"),
@@ -99,7 +120,9 @@ def test_a_curve_is_refitted(on_toy, headgates, toy, checkpoints, tmp_path):
 def test_bad_input_of_prune_refit(headgates, toy, checkpoints, tmp_path, more, line):
     more = [str(toy.data) if word == "{data}" else word for word in more]
     cpu = READ if more[0] == "--refit" and len(more) > 1 else []
-    error = headgates("prune", checkpoints["baseline"], tmp_path / "x.pt", "--alive", MASK, *more, *cpu, code=2)
+    error = headgates(
+        "prune", "--path", checkpoints["baseline"], "--out", tmp_path / "x.pt", "--alive", MASK, *more, *cpu, code=2
+    )
     assert line in error and error.count("\n") == 1
     assert not (tmp_path / "x.pt").exists()
 

@@ -39,8 +39,8 @@ def test_all_methods_score_every_kind_of_attention(on_toy, checkpoints, tmp_path
 def test_scores_choose_what_prune_keeps(on_toy, headgates, checkpoints, tmp_path):
     scores, pruned = tmp_path / "scores.json", tmp_path / "pruned.pt"
     on_toy("score", "--method", "gradient", "--out", scores, checkpoint=checkpoints["baseline"])
-    headgates("prune", checkpoints["baseline"], pruned, "--scores", scores, "--keep", "12")
-    shown = json.loads(headgates("show", pruned, "--json"))
+    headgates("prune", "--path", checkpoints["baseline"], "--out", pruned, "--scores", scores, "--keep", "12")
+    shown = json.loads(headgates("show", "--path", pruned, "--json"))
     assert shown["heads"]["total"] == [12, 24]
     ranked = sorted((v for each in FULL for v in parse_scores(str(scores)).heads(each)), reverse=True)
     for attention_type, rows in parse_scores(str(scores)).layers.items():
@@ -117,7 +117,7 @@ def test_what_is_written_and_comes_next_is_on_stderr(run, toy, gated_checkpoint,
     assert plot.read_bytes().startswith(b"\x89PNG")
     pruned = tmp_path / "pruned.pt"
     assert following.startswith("next: headgates prune ")
-    done = run(*following.replace(" OUT ", f" {pruned} ").split()[1:])
+    done = run(*following.replace("OUT", str(pruned)).split()[1:])
     *_, written, following = done.err.splitlines()
     assert written == f"written: {pruned}" and following.startswith("next: headgates evaluate DATA --path ")
     done = run(*following.split()[1:3], toy.data, *following.split()[4:], *READ)

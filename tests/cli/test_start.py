@@ -22,11 +22,11 @@ START = "import sys, headgates_start; sys.argv[1:] = {!r}; headgates_start.main(
 @pytest.mark.parametrize(
     "arguments",
     [
-        "show no",
-        "prune it out --alive no",
-        "prune it out --scores no --keep 1",
-        "prune it out --refit no",
-        "convert it out --to ctranslate2 --data no",
+        "show --path no",
+        "prune --path it --out out --alive no",
+        "prune --path it --out out --scores no --keep 1",
+        "prune no --path it --out out --refit",
+        "convert no --path it --out out --to ctranslate2",
         "evaluate it --path it:no",
         "evaluate it --path it --reference no",
         "score no --path=it --method gate",
@@ -36,7 +36,7 @@ START = "import sys, headgates_start; sys.argv[1:] = {!r}; headgates_start.main(
         "compare it {} no",
         "explain it --path it --text no",
         "functions it --path it --conllu no",
-        "report out.html it no",
+        "report it no --out out.html",
     ],
 )
 def test_missing_files_are_reported_before_fairseq_is_imported(arguments, headgates, tmp_path, monkeypatch):
@@ -50,13 +50,13 @@ def test_missing_files_are_reported_before_fairseq_is_imported(arguments, headga
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("show .", "cannot read the checkpoint '.' (it is a folder): give a file"),
+        ("show --path .", "cannot read the checkpoint '.' (it is a folder): give a file"),
         ("curve . --path it --scores .", "cannot read the score file '.' (it is a folder): give a file"),
-        ("show it --out no/x", "cannot write no/x (No such file or directory): choose another place"),
-        ("prune it no/x", "cannot write no/x (No such file or directory): choose another place"),
-        ("prune it old", "old exists: choose another name, or pass --force to overwrite it"),
+        ("show --path it --out no/x", "cannot write no/x (No such file or directory): choose another place"),
+        ("prune --path it --out no/x", "cannot write no/x (No such file or directory): choose another place"),
+        ("prune --path it --out old", "old exists: choose another name, or pass --force to overwrite it"),
         ("score . --path it --method gate --out it", f"the output it would replace the checkpoint 'it', {READ}"),
-        ("prune it link --force", f"the output link would replace the checkpoint 'it', {READ}"),
+        ("prune --path it --out link --force", f"the output link would replace the checkpoint 'it', {READ}"),
         (
             "curve . --path=it --scores old --tsv ./old --force",
             f"the output ./old would replace the score file 'old', {READ}",

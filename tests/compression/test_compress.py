@@ -218,7 +218,7 @@ def test_the_command_writes_what_the_function_returns(compressed, toy, checkpoin
     _, model = load_model(out)
     assert "encoder neurons" in text and f"{parameters(model):,}" in text
     neurons = " ".join(map(str, ffn_dims(model)["encoder"]))
-    assert f"neurons of the encoder, by layer: {neurons}" in headgates("show", out)
+    assert f"neurons of the encoder, by layer: {neurons}" in headgates("show", "--path", out)
     arguments = [toy.data, "--path", checkpoints["baseline"], "--params", "0.8", "--fit-sentences", 60, "--json", *READ]
     (found,) = json.loads(headgates("compress", *arguments))
     assert found["ffn_dims"][1] == ffn_dims(model) and found["parameters"][1] == parameters(model)
@@ -230,13 +230,13 @@ def test_programs_translate_with_it_alike(compressed, toy, run, train, headgates
     out, _ = compressed
     options = ["--gen-subset", "test", "--cpu", "--beam", 1, "--max-len-b", 8]
     expected = hypotheses(run("fairseq-generate", toy.data, *EVALUATION, *options, "--path", out))
-    headgates("prune", out, tmp_path / "stock.pt", "--stock")
+    headgates("prune", "--path", out, "--out", tmp_path / "stock.pt", "--stock")
     alone = run("fairseq-generate", toy.data, *EVALUATION[2:], *options, "--path", tmp_path / "stock.pt")
     more = ["--finetune-from-model", out, "--alive-heads", out, "--remove-heads", "--ffn-dims", out, "--lr", 0]
     train(tmp_path / "more", *more, updates=1)
     trained = run("fairseq-generate", toy.data, *EVALUATION, *options, "--path", tmp_path / "more/checkpoint_last.pt")
     assert expected == hypotheses(alone) == hypotheses(trained) and len(set(expected)) > 2
-    headgates("convert", out, tmp_path / "ct2", "--to", "ctranslate2", "--data", toy.data)
+    headgates("convert", "--path", out, "--out", tmp_path / "ct2", "--to", "ctranslate2", toy.data)
     translator = ctranslate2.Translator(str(tmp_path / "ct2"))
     sources = [line.split() for line in (toy.text / "test.src").read_text().splitlines()]
     found = translator.translate_batch(sources, beam_size=1, max_decoding_length=8)

@@ -20,7 +20,6 @@ from fairseq_headgates.data.results import (
     Loss,
     bleu_of,
     differences,
-    pairwise,
     read_evaluations,
     scorers,
 )
@@ -194,14 +193,12 @@ def test_a_file_is_read_as_it_was_written(content, tmp_path):
         assert found == (written if isinstance(written, list) else [written])
 
 
-def test_differences_of_several_are_those_of_each_pair():
-    found = [parse_evaluation(make(seed, wrong)) for seed, wrong in ((1, 0.2), (2, 0.25), (3, 0.5))]
-    pairs = pairwise(found)
-    assert list(pairs) == [(1, 0), (2, 0), (2, 1)]
-    for (later, earlier), of in pairs.items():
-        assert of == found[later].compare(found[earlier])
-    assert pairs[2, 0]["BLEU"].value < -10 and pairs[2, 0]["BLEU"].p < 0.06 < pairs[1, 0]["BLEU"].p
-    assert found[0].compare(found[0])["BLEU"][:2] == (0, 1) and pairwise(found[:1]) == {}
+def test_differences_of_several_are_those_of_each():
+    first, *others = [parse_evaluation(make(seed, wrong)) for seed, wrong in ((1, 0.2), (2, 0.25), (3, 0.5))]
+    found = differences(first, others)
+    assert found == [other.compare(first) for other in others]
+    assert found[1]["BLEU"].value < -10 and found[1]["BLEU"].p < 0.06 < found[0]["BLEU"].p
+    assert first.compare(first)["BLEU"][:2] == (0, 1) and differences(first, []) == []
 
 
 def test_only_what_both_have_is_compared(content):
@@ -236,7 +233,7 @@ def test_a_file_controls_no_terminal(content):
     content["scores"]["BLEU"]["signature"] += evil
     content["predictions"][0] = evil
     found = parse_evaluation(content)
-    text = as_text([found, found], pairwise([found, found]))
+    text = as_text([found, found], differences(found, [found]))
     assert text.isprintable() or {c for c in text if not c.isprintable()} == {"\n"}
     assert "\nFORGED" not in text and r"x\x1b]0;title" in text and found.predictions[0] == evil
 
@@ -259,7 +256,7 @@ def test_signatures_tell_the_data_of_language_models(signature, differs, content
         assert "loss valid" in own.compare(other)
         return
     with pytest.raises(ValueError, match=rf"on other data \({differs} "):
-        pairwise([own, other])
+        differences(own, [other])
 
 
 @pytest.mark.parametrize(
@@ -291,8 +288,9 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_reading_and_comparing_need_no_torch(content, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps([content, make(2)]))
-    code = "import sys, headgates_start; from fairseq_headgates.data import pairwise, read_evaluations; "
-    code += f"print(len(pairwise(read_evaluations({str(path)!r})))); print(*{{'torch', 'fairseq'}} & {{*sys.modules}})"
+    code = "import sys, headgates_start; from fairseq_headgates.data import differences, read_evaluations; "
+    code += f"a, b = read_evaluations({str(path)!r}); print(len(differences(a, [b]))); "
+    code += "print(*{'torch', 'fairseq'} & {*sys.modules})"
     folder = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
     assert done.stdout == "1\n\n"

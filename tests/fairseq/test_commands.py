@@ -38,7 +38,7 @@ def test_hydra_train(tmp_path, toy, run, either):
     mask_file.unlink()  # the checkpoint must not need it
     path = tmp_path / "save" / "checkpoint_last.pt"
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", path, *SEARCH))) == 10
-    shown = json.loads(run("headgates", "show", path, "--json").out)
+    shown = json.loads(run("headgates", "show", "--path", path, "--json").out)
     assert shown["gated"] == ["dec-enc"]
     assert shown["gate"]["enc-self"] == ALIVE["enc-self"]
 
@@ -60,7 +60,7 @@ def test_eval_bleu(tmp_path, train, run, toy):
     assert "(epoch 1 @ 2 updates)" in second.text and "best_bleu" in second.text
     best = tmp_path / "checkpoint_best.pt"
     assert len(hypotheses(run("fairseq-generate", toy.data, *GENERATE, "--path", best, *SEARCH))) == 10
-    run("headgates", "show", best)
+    run("headgates", "show", "--path", best)
 
 
 def test_without_the_plugin_a_checkpoint_does_not_load(gated_checkpoint, run, toy):

@@ -70,7 +70,7 @@ def test_embeddings_of_characters(run, toy_text, tmp_path, train_lm):
     train_lm(tmp_path, *characters, "--gate-heads", "dec-self", "--criterion", "cross_entropy_l0")
     path, out = tmp_path / "checkpoint_last.pt", tmp_path / "curve.json"
     headgates(run, "curve", toy_text, path, "--by", "gradient", "--steps", "0", "--out", out)
-    run("headgates", "prune", path, tmp_path / "pruned.pt")
+    run("headgates", "prune", "--path", path, "--out", tmp_path / "pruned.pt")
     for form in (path, tmp_path / "pruned.pt"):
         nll = json.loads(out.read_text())["points"][0]["nll"]
         assert nll == pytest.approx(eval_lm(run, toy_text, form), abs=2e-4)
@@ -150,7 +150,7 @@ def test_hydra(name, tmp_path, run, toy_text):
     (tmp_path / "toy.yaml").write_text(json.dumps(config))  # JSON is YAML
     run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "toy")
     path = tmp_path / "run" / "checkpoint_last.pt"
-    shown = json.loads(run("headgates", "show", path, "--json").out)
+    shown = json.loads(run("headgates", "show", "--path", path, "--json").out)
     assert shown["heads"]["total"] == [8, 8] and shown["gated"] == ["dec-self"]
     reading = ["--user-dir", USER_DIR, "--task", task, "--tokens-per-sample", 6, "--cpu"]
     assert "Perplexity" in run("fairseq-eval-lm", toy_text, *reading, "--path", path).text
@@ -188,7 +188,7 @@ def test_a_translation_model_is_no_language_model(gated_checkpoint, language_mod
 
 
 def test_conversion_to_ctranslate2_needs_the_dictionary(language_model, run, toy_text, tmp_path):
-    command = ["convert", language_model, tmp_path / "out", "--to", "ctranslate2"]
-    assert_one_line_error(run("headgates", *command, code=2), ["there is no dictionary", "--data"])
-    run("headgates", *command, "--data", toy_text)
+    command = ["convert", "--path", language_model, "--out", tmp_path / "out", "--to", "ctranslate2"]
+    assert_one_line_error(run("headgates", *command, code=2), ["there is no dictionary", "give DATA"])
+    run("headgates", *command, toy_text)
     assert (tmp_path / "out" / "model.bin").is_file()

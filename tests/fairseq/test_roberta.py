@@ -66,11 +66,11 @@ def test_a_checkpoint_with_names_of_its_authors(models, run, toy_classes, train_
     losses = [json.loads(done.out)["losses"] for done in found]
     assert losses[0] == losses[1]
     masked("score", theirs, "--method", "refit", "--out", scores)
-    run("headgates", "prune", theirs, stock, "--stock", "--scores", scores, "--keep", "0.5")
+    run("headgates", "prune", "--path", theirs, "--out", stock, "--stock", "--scores", scores, "--keep", "0.5")
     options = ["--task", "masked_lm", "--criterion", "masked_lm", "--valid-subset", "test", "--cpu", "--batch-size", 40]
     run("fairseq-validate", data, "--path", stock, *MASKED[2:], *options, "--num-workers", 0)  # without --user-dir
     train_roberta(tmp_path / "gates", *GATES, "--finetune-from-model", theirs, task=MASKED)
-    run("headgates", "prune", tmp_path / "gates" / "checkpoint_last.pt", tmp_path / "pruned.pt")
+    run("headgates", "prune", "--path", tmp_path / "gates" / "checkpoint_last.pt", "--out", tmp_path / "pruned.pt")
 
 
 # --- the commands of headgates ---------------------------------------------------------------------------------------

@@ -120,19 +120,26 @@ def test_open_probabilities_are_those_at_the_end_of_the_training(to_a_target):
 @pytest.mark.parametrize("method", ["lagrangian", "subset"])
 def test_target_models_are_shown_and_pruned_to_exactly_the_target(method, to_a_target, tmp_path, train, run):
     last, pruned = to_a_target(method) / "checkpoint_last.pt", tmp_path / "pruned.pt"
-    shown = json.loads(run("headgates", "show", last, "--json").out)
+    shown = json.loads(run("headgates", "show", "--path", last, "--json").out)
     assert shown["heads"]["total"] == [7, 24]
-    run("headgates", "prune", last, pruned, "--no-optimizer")
-    left = json.loads(run("headgates", "show", pruned, "--json").out)
+    run("headgates", "prune", "--path", last, "--out", pruned, "--no-optimizer")
+    left = json.loads(run("headgates", "show", "--path", pruned, "--json").out)
     assert [kept for kept, _ in left["heads"].values()] == [kept for kept, _ in shown["heads"].values()]
     train(tmp_path / "masked", "--alive-heads", last, "--remove-heads", updates=1)
-    again = json.loads(run("headgates", "show", tmp_path / "masked" / "checkpoint_last.pt", "--json").out)
+    again = json.loads(run("headgates", "show", "--path", tmp_path / "masked" / "checkpoint_last.pt", "--json").out)
     assert again["heads"]["total"][0] == 7
 
 
 @pytest.mark.release
 def test_pruning_removes_the_multipliers_from_the_optimizer_state(to_a_target, tmp_path, train, run):
-    run("headgates", "prune", to_a_target("lagrangian") / "checkpoint_last.pt", tmp_path / "pruned.pt")
+    run(
+        "headgates",
+        "prune",
+        "--path",
+        to_a_target("lagrangian") / "checkpoint_last.pt",
+        "--out",
+        tmp_path / "pruned.pt",
+    )
     pruned = read(tmp_path / "pruned.pt")
     assert not any("gate" in name for name in pruned["model"])
     moments = {state["exp_avg"].shape for state in pruned["last_optimizer_state"]["state"].values()}

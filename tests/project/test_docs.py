@@ -72,7 +72,7 @@ def test_commands_are_those_of_the_parsers(block):
     "text, words",
     [
         ("headgates shows CKPT", "unknown command"),
-        ("headgates prune a.pt b.pt --gen-subset valid", "headgates prune: unknown option --gen-subset"),
+        ("headgates prune --path a.pt --out b.pt --threshold-all 1", "headgates prune: unknown option --threshold-all"),
         ("fairseq-train DATA --gate-heads enc-self --gates 1", "fairseq-train: unknown option --gates"),
         ("make nothing", "unknown target nothing"),
         ("snakemake -s recipes/workflow/nothing.smk", "recipes/workflow/nothing.smk does not exist"),

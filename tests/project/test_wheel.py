@@ -15,8 +15,6 @@ from support.recipes import ROOT, copy_checkout
 
 from fairseq_headgates import __version__
 
-pytestmark = pytest.mark.rehearsal
-
 
 def run(*command, folder):
     """Run a command in `folder`, with nothing of the checkout or of this process on the path; return its output."""
@@ -62,6 +60,7 @@ def _system_packages():
     return [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
 
 
+@pytest.mark.rehearsal
 def test_the_wheel_holds_the_whole_package(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
     files = [path for path in USER_DIR.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -70,6 +69,7 @@ def test_the_wheel_holds_the_whole_package(wheel):
     assert not [name for name in held if name.startswith(("tests", "recipes", "docs", "benchmarks"))]
 
 
+@pytest.mark.rehearsal
 def test_the_source_distribution_holds_every_file_of_the_repository(packages):
     """Every file of the repository except those of its host."""
     (path,) = packages.glob("*.tar.gz")
@@ -82,6 +82,7 @@ def test_the_source_distribution_holds_every_file_of_the_repository(packages):
     assert not [name for name in held if name.endswith((".pyc", ".pt")) and not name.startswith("tests/fixtures/")]
 
 
+@pytest.mark.rehearsal
 def test_the_packages_can_be_uploaded(packages):
     files = sorted(packages.iterdir())
     run(sys.executable, "-m", "twine", "check", "--strict", *files, folder=packages)
@@ -103,6 +104,7 @@ def fairseq(environment, program, *arguments):
     return out, Path(plugin.split(": ")[1])
 
 
+@pytest.mark.release
 def test_quick_start_with_the_wheel(environment, checkpoints, toy, tmp_path):
     """The three steps of "Your own checkpoint" in the README."""
     headgates = environment / "bin" / "headgates"
@@ -115,8 +117,18 @@ def test_quick_start_with_the_wheel(environment, checkpoints, toy, tmp_path):
     assert plugin == path / "__init__.py"
     gated = tmp_path / "gated" / "checkpoint_last.pt"
     pruned = tmp_path / "pruned.pt"
-    run(headgates, "prune", gated, pruned, "--alive", '{"enc-self": [[1, 0, 1, 1], [1, 1, 1, 0]]}', folder=environment)
-    assert "in total 22 of 24 heads open" in run(headgates, "show", pruned, folder=environment)
+    run(
+        headgates,
+        "prune",
+        "--path",
+        gated,
+        "--out",
+        pruned,
+        "--alive",
+        '{"enc-self": [[1, 0, 1, 1], [1, 1, 1, 0]]}',
+        folder=environment,
+    )
+    assert "in total 22 of 24 heads open" in run(headgates, "show", "--path", pruned, folder=environment)
     options = ["--user-dir", path, "--path", pruned, "--gen-subset", "test", "--cpu", "--num-workers", "0"]
     out, plugin = fairseq(environment, "generate", toy.data, *options, "--required-batch-size-multiple", "1")
     assert sum(line.startswith("H-") for line in out.splitlines()) == 10

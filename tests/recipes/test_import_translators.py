@@ -230,7 +230,7 @@ def test_a_model_of_opus_goes_the_whole_way_to_ctranslate2(tmp_path, monkeypatch
     forked("headgates", "compress", trimmed, *task, *given, *short)
     assert translations(forked, trimmed, small, task) != []
     for name, checkpoint, data in (("whole", path, tmp_path / "out"), ("small", small, trimmed)):
-        forked("headgates", "convert", checkpoint, tmp_path / name, "--to", "ctranslate2", "--data", data)
+        forked("headgates", "convert", "--path", checkpoint, "--out", tmp_path / name, "--to", "ctranslate2", data)
     translator = ctranslate2.Translator(str(tmp_path / "whole"), intra_threads=1)
     options = {"beam_size": 1, "max_decoding_length": 10, "suppress_sequences": [["<blank>"]]}
     short = [each.hypotheses[0] for each in translator.translate_batch(SENTENCES, **options)]

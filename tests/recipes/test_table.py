@@ -131,7 +131,7 @@ def test_a_sweep_as_json_report_and_plot(tmp_path, printed):
     worse = {a for a, (h, b) in sizes.items() for k, c in sizes.values() if k <= h and c >= b and (k, c) != (h, b)}
     assert {name for name, model in found.items() if not model["front"]} == worse == {"baseline", "subset_9"}
     assert all(f">{name}</text>" in files["svg"].read_text() for name in ("gates", "subset", "baseline+"))
-    assert headgates(["report", str(tmp_path / "report.html"), str(files["json"])]) == 0
+    assert headgates(["report", "--out", str(tmp_path / "report.html"), str(files["json"])]) == 0
     assert "37.20 (36.80..37.60)" in (tmp_path / "report.html").read_text()
 
 

@@ -38,7 +38,7 @@ def test_options_that_fairseq_evaluates_run_no_code(option, form, attempts, tmp_
     with pytest.raises(ValueError, match=rf"evil\.pt.*{option}"):
         load_model(str(path))
     if (form, option) in (("gated", "decoder_layers"), ("cfg", "adaptive_softmax_cutoff")):
-        shown = attempts.run("headgates", "show", path)
+        shown = attempts.run("headgates", "show", "--path", path)
         assert shown.refused and option in shown.err and "evil.pt" in shown.err, shown
     assert not trace.exists()
 
@@ -50,7 +50,7 @@ def test_nested_options_run_no_code(option, attempts, tmp_path):
     for side in ("encoder", "decoder"):
         state = small_state("dict")
         state["cfg"]["model"][side] = {option: touch(trace)}
-        assert attempts.run("headgates", "show", save(state, path)).refused
+        assert attempts.run("headgates", "show", "--path", save(state, path)).refused
     assert not trace.exists()
 
 
@@ -60,7 +60,7 @@ def test_options_in_attributes_of_a_dictionary_run_no_code(attempts, tmp_path):
     state = small_state("args")
     state["args"] = OrderedDict(vars(state["args"]))
     vars(state["args"])["adaptive_softmax_cutoff"] = touch(trace)
-    ended = attempts.run("headgates", "show", save(state, path))
+    ended = attempts.run("headgates", "show", "--path", save(state, path))
     assert ended.refused and "adaptive_softmax_cutoff" in ended.err, ended
     assert not trace.exists()
 
@@ -224,12 +224,14 @@ def test_lists_of_shared_lists_do_not_hang(trust, attempts, tmp_path):
         shared = [shared, shared]
     for place in ("args", "extra_state"):
         state = small_state("args", lr=shared) if place == "args" else small_state("args") | {"extra_state": shared}
-        ended = attempts.run("headgates", "show", save(state, tmp_path / "shared.pt"), *trust)
+        ended = attempts.run("headgates", "show", "--path", save(state, tmp_path / "shared.pt"), *trust)
         assert ended.refused and "nested" in ended.err, ended
 
 
 def test_a_file_of_more_layers_than_weights_is_refused_at_once(attempts, tmp_path):
-    ended = attempts.run("headgates", "show", save(small_state("args", encoder_layers=10**9), tmp_path / "deep.pt"))
+    ended = attempts.run(
+        "headgates", "show", "--path", save(small_state("args", encoder_layers=10**9), tmp_path / "deep.pt")
+    )
     assert ended.refused and "encoder_layers is 1000000000, but the weights have 2 layers" in ended.err, ended
 
 

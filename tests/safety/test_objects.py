@@ -55,7 +55,7 @@ POINTERS = {
 @pytest.mark.parametrize("kind", POINTERS)
 def test_numpy_takes_no_pointers_from_a_file(kind, attempts, tmp_path):
     path = raw_pickle(tmp_path / "pointer.pt", *POINTERS[kind])
-    shown = attempts.run("headgates", "show", path)
+    shown = attempts.run("headgates", "show", "--path", path)
     assert shown.refused, shown
 
 
@@ -110,11 +110,11 @@ def test_stored_paths_are_not_opened(options, attempts, tmp_path):
             state["cfg"] |= {"common": {"user_dir": str(folder)}, "task": {"_name": "translation", "data": str(pipe)}}
         save(state, path)
         others = {
-            "args": ["prune", path, tmp_path / "stock.pt", "--stock"],
-            "dict": ["convert", path, tmp_path / "out", "--to", "ctranslate2"],
-            "gated": ["prune", path, tmp_path / "out.pt"],
+            "args": ["prune", "--path", path, "--out", tmp_path / "stock.pt", "--stock"],
+            "dict": ["convert", "--path", path, "--out", tmp_path / "out", "--to", "ctranslate2"],
+            "gated": ["prune", "--path", path, "--out", tmp_path / "out.pt"],
         }
-        for command in (["show", path], others[form]):
+        for command in (["show", "--path", path], others[form]):
             ended = attempts.run("headgates", *command)
             assert ended.orderly, (command, ended)
             assert ended.code == (2 if options == ["alive_heads"] or command[0] == "convert" else 0), (command, ended)
@@ -124,5 +124,5 @@ def test_stored_paths_are_not_opened(options, attempts, tmp_path):
 def test_only_regular_files_are_read(attempts, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "nothing"):
-        ended = attempts.run("headgates", "show", path)
+        ended = attempts.run("headgates", "show", "--path", path)
         assert ended.refused and "cannot read the checkpoint" in ended.err, ended

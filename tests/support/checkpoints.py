@@ -47,8 +47,8 @@ def forms(gated_checkpoint, made_once, run):
 
     def make(folder):
         torch.save(with_gates(read(gated_checkpoint), LOG_ALPHA), folder / "gated.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
-        run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+        run("headgates", "prune", "--path", folder / "gated.pt", "--out", folder / "pruned.pt")
+        run("headgates", "prune", "--path", folder / "gated.pt", "--out", folder / "stock.pt", "--stock")
 
     folder = made_once("forms", make)
     return {kind: folder / f"{kind}.pt" for kind in ("gated", "pruned", "stock")}

@@ -250,11 +250,20 @@ FAMILIES = {
 # Whether a model has a property: the words of a command, from the options that read its data and name the checkpoint.
 PROPERTIES = {
     "compress": lambda reading: ["compress", *reading, "--params", 0.9, "--fit-sentences", 100],
-    "gates": lambda reading: ["show", reading[-1]],
+    "gates": lambda reading: ["show", "--path", reading[-1]],
     "scores": lambda reading: ["score", *reading, "--method", "all"],
     "explain": lambda reading: ["explain", *reading],
     "int8": lambda reading: ["evaluate", *reading, "--inference-dtype", "int8"],
-    "CTranslate2": lambda reading: ["convert", reading[-1], "ct2", "--to", "ctranslate2", "--data", reading[0]],
+    "CTranslate2": lambda reading: [
+        "convert",
+        "--path",
+        reading[-1],
+        "--out",
+        "ct2",
+        "--to",
+        "ctranslate2",
+        reading[0],
+    ],
 }
 
 
@@ -286,9 +295,9 @@ def forms_of(made_once, run, request):
                     (layer,) = (int(part) for part in key.split(".") if part.isdigit())
                     weight.copy_(torch.tensor(LOG_ALPHA[layer]))
             torch.save(state, folder / "gated.pt")
-            run("headgates", "prune", folder / "gated.pt", folder / "pruned.pt")
+            run("headgates", "prune", "--path", folder / "gated.pt", "--out", folder / "pruned.pt")
             if name != "all-attention":
-                run("headgates", "prune", folder / "gated.pt", folder / "stock.pt", "--stock")
+                run("headgates", "prune", "--path", folder / "gated.pt", "--out", folder / "stock.pt", "--stock")
 
         folder = made_once(f"forms of {name}", make)
         made = {path.stem: path for path in folder.glob("*.pt")}

@@ -1,15 +1,18 @@
 """`headgates prune` on a small gated checkpoint."""
 
 import json
-from functools import partial
 
 import pytest
 
 
 @pytest.fixture
 def prune(run):
-    """prune(*arguments, code=0) runs `headgates prune`."""
-    return partial(run, "headgates", "prune")
+    """prune(path, out, *options, code=0) runs `headgates prune`."""
+
+    def prune(path, out, *options, code=0):
+        return run("headgates", "prune", "--path", path, "--out", out, *options, code=code)
+
+    return prune
 
 
 @pytest.fixture

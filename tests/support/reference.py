@@ -8,7 +8,7 @@ The two transformers compute the same function once the weights are mapped:
 - The vocabulary is bos 0, eos 1, unk 2, words from 3; fairseq has a pad symbol in row 1 and its logit, too.
 - A bias is added to the scaled source embeddings; fairseq scales by sqrt(d), so b / sqrt(d) goes into the rows.
 - The decoder's first input is a zero vector; fairseq's is the embedding of eos, whose row is set to zero.
-- Linear layers are x W with W [in, out], and q|k|v are one of them (decoder-encoder attention: q and k|v).
+- Linear layers are x W with W [in, out], and q|k|v are one of them (cross-attention: q and k|v).
 """
 
 import json

@@ -61,7 +61,7 @@ def experiment(made_once, run, train, toy, checkpoints):
         smaller = run("headgates", "compress", *data, "--params", "0.9,0.8", "--fit-sentences", 20, "--json")
         (folder / "compressed.json").write_text(smaller.out)
         alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
-        run("headgates", "prune", checkpoints["gated"], folder / "pruned.pt", "--alive", alive)
+        run("headgates", "prune", "--path", checkpoints["gated"], "--out", folder / "pruned.pt", "--alive", alive)
         run("headgates", "compare", alive, folder / "pruned.pt", "--out", folder / "overlap.json")
 
     return made_once("experiment", make)

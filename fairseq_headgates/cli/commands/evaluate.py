@@ -43,7 +43,7 @@ class Evaluate(Text, Precision, Output):
     """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
 
     Measure loss and perplexity, and BLEU and chrF2 (translation) or accuracy (classification), with 95% confidence
-    intervals. With several checkpoints, test every pair for a difference. For BLEU of detokenised text pass
+    intervals. With several checkpoints, test the difference of each from the first. For BLEU of detokenised text pass
     --remove-bpe --tokenizer moses.
     """
 
@@ -87,10 +87,11 @@ class Evaluate(Text, Precision, Output):
         writes=True,
         help="write the results as JSON, with the predictions and the loss of every sentence",
     )
+    json: bool = option(default=False, help="print JSON instead of tables, without predictions and references")
 
     def run(self, session: Session) -> Answer:
         """Evaluate all checkpoints."""
-        from fairseq_headgates.data.results import Speed, pairwise
+        from fairseq_headgates.data.results import Speed, differences
         from fairseq_headgates.data.speed import speeds
         from fairseq_headgates.data.workers import device_of
 
@@ -103,11 +104,13 @@ class Evaluate(Text, Precision, Output):
             found = [Speed(unit, fast, (slow, fast) if self.speed > 1 else None) for slow, fast in intervals]
             evaluations = [replace(each, speed=speed) for each, speed in zip(evaluations, found, strict=True)]
         objects = [evaluation.as_json() for evaluation in evaluations]
-        content = to_json(objects[0] if len(objects) == 1 else objects)
+        texts = ("predictions", "references")
+        printed = [{name: of[name] for name in of if name not in texts} for of in objects]
+        written, shown = (to_json(each[0] if len(each) == 1 else each) for each in (objects, printed))
         return Answer(
-            text=as_text(evaluations, pairwise(evaluations)),
-            json=content,
-            files={"out": content + "\n", "hypotheses": evaluator.hypotheses},
+            text=as_text(evaluations, differences(evaluations[0], evaluations[1:])),
+            json=shown,
+            files={"out": written + "\n", "hypotheses": evaluator.hypotheses},
         )
 
 
@@ -230,14 +233,14 @@ class _Evaluator:
         return Loss.of(sentences, counts, corpus.objective.unit.split()[-1], **others)
 
 
-def as_text(found: Sequence[Evaluation], pairs: Mapping[tuple[int, int], Mapping[str, Any]]) -> str:
-    """Return what `headgates evaluate` prints: evaluations, differences of pairs, signatures."""
-    names = [evaluation.checkpoint for evaluation in found]
+def as_text(found: Sequence[Evaluation], changes: Sequence[Mapping[str, Any]]) -> str:
+    """Return what `headgates evaluate` prints: evaluations, differences of the others from the first, signatures."""
     text = [evaluation_table({each.checkpoint: each.as_json() for each in found})]
     signatures = {name: score.signature for each in found for name, score in each.scores.items()}
-    tests = {name: each.signature for of in pairs.values() for name, each in of.items()}
-    if pairs:
-        text.append(difference_table({f"{names[a]} - {names[b]}": of for (a, b), of in pairs.items()}))
+    tests = {name: each.signature for of in changes for name, each in of.items()}
+    if changes:
+        names = [f"{each.checkpoint} - {found[0].checkpoint}" for each in found[1:]]
+        text.append(difference_table(dict(zip(names, changes, strict=True))))
     lines = [f"{name}: {signature}" for name, signature in signatures.items()]
     lines += [f"p of {name}: {signature}" for name, signature in tests.items()]
     return "\n\n".join([*text, "\n".join([*lines, *(each.signature for each in found)])])

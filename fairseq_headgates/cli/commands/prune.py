@@ -6,10 +6,9 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.cli.command import Answer, argument, command, option
+from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import OPEN, REPAIR, Checkpoint, Choice, Precision, Refit
 from fairseq_headgates.cli.output import then_evaluate, warn
-from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.drawing.tables import removal_table
 from fairseq_headgates.files import to_json
 from fairseq_headgates.files.writing import refuse_standard_output
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 @command(
     "prune",
-    "headgates prune gated/checkpoint_last.pt pruned.pt",
-    "headgates prune baseline/checkpoint_best.pt half.pt --scores scores.json --keep 0.5 --refit data-bin",
+    "headgates prune --path gated/checkpoint_last.pt --out pruned.pt",
+    "headgates prune data-bin --path baseline/checkpoint_best.pt --scores scores.json --keep 0.5 --refit --out half.pt",
 )
 class Prune(Checkpoint, Choice, Precision, Refit):
     """Remove heads from the weights of a checkpoint.
@@ -30,10 +29,10 @@ class Prune(Checkpoint, Choice, Precision, Refit):
     remove more.
     """
 
+    usage = "%(prog)s [DATA] --path CKPT --out FILE [options] [options of fairseq-generate]"
     epilog = OPEN
 
-    checkpoint: str = Checkpoint.checkpoint  # before OUT
-    output: str = argument(metavar="OUT", type=filled, writes=True, help="the checkpoint to write")
+    out: str | None = option(metavar="FILE", writes=True, help="the checkpoint to write (required without --dry-run)")
     stock: bool = option(
         default=False,
         help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
@@ -42,28 +41,29 @@ class Prune(Checkpoint, Choice, Precision, Refit):
     no_optimizer: bool = option(default=False, help="drop the optimiser state")
     dry_run: bool = option(default=False, help="print the plan and write nothing")
     json: bool = option(default=False, help="print the plan as JSON")
-    force: bool = option(default=False, help="overwrite OUT if it exists")
-    refit: str | None = option(
-        metavar="DATA",
-        type=filled,
+    force: bool = option(default=False, help="overwrite FILE if it exists")
+    refit: bool = option(
+        default=False,
         within=REPAIR,
         help="after the removal, refit out_proj of attention and fc2 of feed-forward blocks by least squares, from the "
-        "first block that loses heads on, so that hidden states stay close to those before. DATA: a folder written by "
-        "fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, --cpu, ...). Do "
-        "not use it if the model is trained further: OUT has no optimiser state",
+        "first block that loses heads on, so that hidden states stay close to those before. Needs DATA, a folder "
+        "written by fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, "
+        "--cpu, ...). Do not use it if the model is trained further: FILE has no optimiser state",
     )
 
     def files_to_write(self) -> dict[str, str]:
-        """Return OUT, unless nothing is written."""
+        """Return --out, unless nothing is written."""
         return {} if self.dry_run else super().files_to_write()
 
     def fairseq_arguments(self) -> list[str] | None:
-        """Return DATA of --refit, the checkpoint, and all words that are not options of this command."""
-        return None if self.refit is None else [self.refit, "--path", self.checkpoint, *self.rest]
+        """Return, with --refit, all words that are not options of this command, and the checkpoint."""
+        return [*self.rest, "--path", self.path] if self.refit else None
 
     def check(self) -> None:
-        """Raise ValueError for options that contradict each other, with --dry-run also for `-`."""
-        refuse_standard_output(self.output)
+        """Raise ValueError for options that contradict each other, and without a name for the checkpoint."""
+        if self.out is None and not self.dry_run:
+            raise ValueError("--out is missing: give the name of the checkpoint to write, or --dry-run")
+        refuse_standard_output(self.out or "")
         if self.stock and self.stored_options():
             raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
 
@@ -75,11 +75,11 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         from fairseq_headgates.cli.choice import chosen_heads
         from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
-        state, model = load_model(self.checkpoint, self.trust, self.arch)
+        state, model = load_model(self.path, self.trust, self.arch)
         warn_unfinished(state, model)
         mask = chosen_heads(self, model)
         pruned = cut_copy(model, mask)
-        values, signature = ({}, "") if self.refit is None else self._refitted(model, pruned.model)
+        values, signature = self._refitted(model, pruned.model) if self.refit else ({}, "")
         if values is None:  # another worker writes
             return Answer()
         if self.stock:
@@ -88,7 +88,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
             smaller = prune_checkpoint(
                 state,
                 mask,
-                optimizer=not self.no_optimizer and self.refit is None,
+                optimizer=not (self.no_optimizer or self.refit),
                 model=model,
                 options=self.stored_options(),
                 refitted=values,
@@ -101,16 +101,16 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         plan |= self.stored_options()
         if self.dry_run:
             print("nothing written (--dry-run)", file=sys.stderr)
-        else:
-            save_checkpoint(smaller, self.output, self.force)
+        elif self.out:
+            save_checkpoint(smaller, self.out, self.force)
         removed = any(before > kept for before, kept in plan["heads"].values())
         if not removed and self._asks_for_removal(model):
-            warn("prune", no_removal(model, self.checkpoint))
+            warn("prune", no_removal(model, self.path))
         table = removal_table(kept_mask(model), kept_mask(pruned.model))
         return Answer(
             text="\n".join([table, "", *removal_notes(plan, self.stock)]),
             json=to_json(plan),
-            next_command="" if self.dry_run or not removed else then_evaluate(self, self.checkpoint, self.output),
+            next_command=then_evaluate(self, self.path, self.out) if self.out and removed and not self.dry_run else "",
         )
 
     def _refitted(self, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:

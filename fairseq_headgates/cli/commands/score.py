@@ -48,8 +48,9 @@ class Score(Text, Scores, Output):
         loaded = session.load(path)
         tables = [session.scores(loaded, method, self) for method in self.methods]
         content = scores_to_json(tables)
-        words = [path, "OUT", "--scores", self.out or "", "--keep", "0.5"]
+        words = ["--path", path, "--scores", self.out or "", "--keep", "0.5"]
         words += ["--method", self.methods[0]] if len(tables) > 1 else []
+        words += ["--out", "OUT"]
         return Answer(
             text="\n\n".join(f"{text_of(*score_tables(table))}\n{table.signature}" for table in tables),
             json=content.rstrip("\n"),

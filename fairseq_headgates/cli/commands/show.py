@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 @command(
     "show",
-    "headgates show gated/checkpoint_last.pt",
-    "headgates show gated/checkpoint_last.pt --out heads.json",
+    "headgates show --path gated/checkpoint_last.pt",
+    "headgates show --path gated/checkpoint_last.pt --out heads.json",
 )
 class Show(Checkpoint, Output):
     """Show the gates of a checkpoint."""
 
+    usage = "%(prog)s --path CKPT [options]"
     epilog = OPEN
 
     out: str | None = option(
@@ -43,9 +44,9 @@ class Show(Checkpoint, Output):
         """Read the gates."""
         from fairseq_headgates.plugin.models.building import load_model, read_heads, warn_unfinished
 
-        state, model = load_model(self.checkpoint, self.trust, self.arch)
+        state, model = load_model(self.path, self.trust, self.arch)
         warn_unfinished(state, model)
-        heads = read_heads(state, self.checkpoint, model)
+        heads = read_heads(state, self.path, model)
         mask = mask_to_json(heads.gate.map(lambda gate: int(gate > 0), "alive"))
         if self.out == "-":
             return Answer(text=mask.rstrip("\n"))

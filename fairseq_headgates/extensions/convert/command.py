@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairseq_headgates.cli.command import Answer, argument, command, option
+from fairseq_headgates.cli.command import Answer, command, option
 from fairseq_headgates.cli.options import Checkpoint, Choice
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.files import parse_json, read_text
@@ -21,21 +22,20 @@ if TYPE_CHECKING:
 
 @command(
     "convert",
-    "headgates convert gated/checkpoint_last.pt ct2 --to ctranslate2 --data data-bin",
-    "headgates convert gated/checkpoint_last.pt ct2-int8 --to ctranslate2 --data data-bin --quantization int8",
+    "headgates convert data-bin --path gated/checkpoint_last.pt --to ctranslate2 --out ct2",
+    "headgates convert data-bin --path gated/checkpoint_last.pt --to ctranslate2 --quantization int8 --out ct2-int8",
 )
 class Convert(Choice, Checkpoint):
-    """Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model."""
+    """Write a checkpoint as a CTranslate2 model.
 
-    checkpoint: str = Checkpoint.checkpoint  # before OUT
-    output: str = argument(metavar="OUT", type=filled, help="the folder to write")
+    Prune a checkpoint as `headgates prune` does, and write it as a CTranslate2 model. DATA is the folder of the
+    dictionaries, dict.*.txt (default: the folder of CKPT).
+    """
+
+    usage = "%(prog)s [DATA] --path CKPT --to ctranslate2 --out DIR [options]"
+
+    out: str = option(metavar="DIR", type=filled, required=True, help="the folder to write")
     to: str = option(choices=["ctranslate2"], required=True, help="the format to write")
-    data: str | None = option(
-        metavar="DIR",
-        type=filled,
-        reads="the dictionaries in",
-        help="folder of dict.*.txt (default: the folder of CKPT)",
-    )
     quantization: str | None = option(
         metavar="TYPE",
         help="type of the weights, as CTranslate2 names it: int8, int16, float16, ... (default: float32)",
@@ -48,12 +48,21 @@ class Convert(Choice, Checkpoint):
         "such as dec-enc:1.3,dec-enc:1.5; or a file of `headgates functions --alignment LINKS --out FILE`, for its "
         "remaining head with the highest alignment rate (default: all heads of the last layer)",
     )
-    force: bool = option(default=False, help="replace OUT if it is a CTranslate2 model")
+    force: bool = option(default=False, help="replace DIR if it is a CTranslate2 model")
+
+    def unrecognized(self) -> list[str]:
+        """Return all words but DATA."""
+        return [] if len(self.rest) == 1 and not self.rest[0].startswith("-") else self.rest
+
+    def files_to_read(self) -> Iterator[tuple[str, str]]:
+        """Yield also DATA."""
+        yield from super().files_to_read()
+        yield from (("the dictionaries in", data) for data in self.rest)
 
     def check(self) -> None:
         """Raise ValueError for an output that is standard output or an input."""
-        refuse_standard_output(self.output)
-        self.keep_inputs(self.output)
+        refuse_standard_output(self.out)
+        self.keep_inputs(self.out)
 
     def run(self, session: Any) -> Answer:
         """Prune the model, and convert it."""
@@ -63,14 +72,14 @@ class Convert(Choice, Checkpoint):
         from fairseq_headgates.extensions.convert.dictionaries import load_dictionaries
         from fairseq_headgates.plugin.models.building import load_model, warn_unfinished
 
-        check_output(Path(self.output), self.force)
-        state, model = load_model(self.checkpoint, self.trust, self.arch)
+        check_output(Path(self.out), self.force)
+        state, model = load_model(self.path, self.trust, self.arch)
         warn_unfinished(state, model)
         pruned = prune(model, chosen_heads(self, model))
         check_model(pruned)
         aligned = [] if self.alignment_heads is None else _alignment_heads(self.alignment_heads, pruned)
-        source, target = load_dictionaries(state, self.data or Path(self.checkpoint).parent)
-        to_ctranslate2(pruned, source, target, self.output, self.quantization, self.force, aligned)
+        source, target = load_dictionaries(state, *self.rest or [Path(self.path).parent])
+        to_ctranslate2(pruned, source, target, self.out, self.quantization, self.force, aligned)
         return Answer()
 
 

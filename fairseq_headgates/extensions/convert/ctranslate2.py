@@ -58,7 +58,7 @@ def to_ctranslate2(
         output_dir: the folder to write
         quantization: one of CTranslate2's types, e.g. "int8"; None is single precision
         force: replace an existing CTranslate2 model, once the new one is complete
-        alignment_heads: decoder-encoder heads of one layer whose mean attention weights `return_attention` gives
+        alignment_heads: cross-attention heads of one layer whose mean attention weights `return_attention` gives
             (default: all of the last layer)
 
     Raises:
@@ -92,7 +92,7 @@ def to_ctranslate2(
 
 
 def check_alignment_heads(model: nn.Module, heads: Sequence[HeadId]) -> None:
-    """Raise ValueError unless a model has these heads, and all are of one layer of decoder-encoder attention."""
+    """Raise ValueError unless a model has these heads, and all are of one layer of cross-attention."""
     left = {
         HeadId(module.attention_type, module.layer, head)
         for module in attention_modules(model)

@@ -52,7 +52,7 @@ def _languages(task: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[
         return ["source", "target"]
     if len(languages) != 2 or not all(isinstance(each, str) and LANGUAGE.fullmatch(each) for each in languages):
         raise ValueError(
-            f"cannot infer the languages from {folder}: give the folder of the binarised data with --data{_hint(task)}"
+            f"cannot infer the languages from {folder}: give DATA, the folder of the binarised data{_hint(task)}"
         )
     return languages
 
@@ -101,7 +101,7 @@ def _complete(dictionary: Dictionary, expected: int, task: Mapping[str, Any], fo
 
 def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, task: Mapping[str, Any]) -> Dictionary:
     if not path.is_file():
-        raise ValueError(f"there is no dictionary {path}: give the folder of dict.*.txt with --data{_hint(task)}")
+        raise ValueError(f"there is no dictionary {path}: give DATA, the folder of dict.*.txt{_hint(task)}")
     try:
         dictionary = Dictionary.load(str(path))
         check_dictionary(dictionary)
@@ -111,7 +111,7 @@ def _load_dictionary(path: Path, weights: Mapping[str, Tensor], side: str, task:
     _complete(dictionary, expected, task, path.parent)
     if len(dictionary) != expected:
         raise ValueError(
-            f"{path} has {len(dictionary)} symbols, the checkpoint {expected}: give the folder of its own "
-            "dictionaries with --data"
+            f"{path} has {len(dictionary)} symbols, the checkpoint {expected}: give DATA, the folder of "
+            "its own dictionaries"
         )
     return dictionary

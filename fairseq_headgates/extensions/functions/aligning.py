@@ -82,7 +82,7 @@ def align(
 
 
 def attention_of(model: nn.Module, heads: Sequence[HeadId]) -> Weights:
-    """Return a function from a batch to the mean attention weights of decoder-encoder heads: [B, T, S]."""
+    """Return a function from a batch to the mean attention weights of cross-attention heads: [B, T, S]."""
 
     def weights(sample: Sample) -> Tensor:
         per_head: list[Tensor] = []
@@ -113,7 +113,7 @@ def weights_by(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, 
     """Return what the weights of alignments are, and the function that computes them."""
     sizes = head_counts(model)
     if "dec-enc" not in sizes:
-        raise ValueError("the model has no decoder-encoder attention: --write-alignments needs a translation model")
+        raise ValueError("the model has no cross-attention: --write-alignments needs a translation model")
     if by in EXPLANATIONS:
         return by, contributions_by(model, by)
     heads = [best_head(result)] if by == "best" else []

@@ -72,7 +72,7 @@ class Functions(FirstSentences, Output):
     alignment: str | None = option(
         metavar="FILE",
         reads="the word alignments",
-        help="word alignments for decoder-encoder attention: a line for every sentence with pairs source-target of "
+        help="word alignments for cross-attention: a line for every sentence with pairs source-target of "
         "words counted from 0, as fast_align and eflomal write them (Pharaoh format)",
     )
     write_alignments: str | None = option(

@@ -150,7 +150,7 @@ class FunctionCounts:
             subwords = any(text.subwords != "none" for text in self.texts.values())
             self.links = Links(annotations.links, subwords, self.relations.index("alignment"))
             if "dec-enc" not in attention_types:
-                raise ValueError("the model has no decoder-encoder attention: leave the word alignments out")
+                raise ValueError("the model has no cross-attention: leave the word alignments out")
         for side in self.trees:
             if SELF_ATTENTION[side] not in attention_types:
                 raise ValueError(

@@ -13,8 +13,8 @@ from fairseq_headgates.messages import logging_only
 
 @command(
     "report",
-    "headgates report report.html gated baseline/checkpoint_best.pt",
-    "headgates report scores.html gated scores.json functions.json",
+    "headgates report gated baseline/checkpoint_best.pt --out report.html",
+    "headgates report gated scores.json functions.json --out scores.html",
 )
 class Report(LoadsCheckpoint):
     """Write a web page about an experiment.
@@ -22,7 +22,8 @@ class Report(LoadsCheckpoint):
     Write one HTML file with figures and tables of all inputs. It opens from disk and needs no network.
     """
 
-    out: str = argument(metavar="OUT.html", type=filled, writes=True, help="the page to write")
+    usage = "%(prog)s INPUT... --out FILE.html [options]"
+
     files: list[str] = argument(
         metavar="INPUT",
         nargs="+",
@@ -31,13 +32,14 @@ class Report(LoadsCheckpoint):
         help="checkpoints (.pt); run folders of fairseq-train; JSON files of headgates score, ablate, curve, "
         "functions, evaluate, compare and attention; sweep.json or results.json of a recipe",
     )
+    out: str = option(metavar="FILE.html", required=True, writes=True, help="the page to write")
     force: bool = option(default=False, help="overwrite files that exist")
 
     def check(self) -> None:
         """Raise ValueError if the page cannot be drawn, or has another name."""
         check_matplotlib("headgates report")
-        if not self.out.endswith(".html"):  # the first INPUT, if OUT.html is forgotten
-            raise ValueError(f"{self.out} would be overwritten: the name of this output must end in .html")
+        if not self.out.endswith(".html"):
+            raise ValueError(f"--out is {self.out}: give a name that ends in .html")
 
     def run(self, session: Any) -> Answer:
         """Read the inputs, and draw the page."""
@@ -46,5 +48,5 @@ class Report(LoadsCheckpoint):
 
         with logging_only(logging.WARNING, "matplotlib"):  # fairseq sets the level of all loggers
             found = list(read_results(self.files, self.trust, self.arch))
-            page = report_page(found, shlex.join(["headgates", "report", self.out, *self.files]))
+            page = report_page(found, shlex.join(["headgates", "report", *self.files, "--out", self.out]))
         return Answer(files={"out": page})

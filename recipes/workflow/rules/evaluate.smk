@@ -55,7 +55,7 @@ rule report:
         f"{OUT}/report.html",
     localrule: True
     shell:
-        "headgates report {output} {input}"
+        "headgates report {input} --out {output}"
 
 
 onsuccess:

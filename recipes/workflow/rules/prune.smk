@@ -34,14 +34,14 @@ rule remove_heads:
     params:
         options=lambda wildcards: CUTS[wildcards.cut].options,
         refit=lambda wildcards: (
-            f"--refit {SCORED} --refit-sentences {config['sentences']}" if CUTS[wildcards.cut].refits else ""
+            f"{SCORED} --refit --refit-sentences {config['sentences']}" if CUTS[wildcards.cut].refits else ""
         ),
     wildcard_constraints:
         cut=one_of(path for path, cut in CUTS.items() if cut.scores),
     resources:
         gpu=GPUS,
     shell:
-        "headgates prune {input[0]} {output} --scores {input[1]} {params.options} {params.refit} > {log} 2>&1"
+        "headgates prune {params.refit} --path {input[0]} --scores {input[1]} {params.options} --out {output} > {log} 2>&1"
 
 
 rule compress:
@@ -78,4 +78,4 @@ rule remove_closed_heads:
             if name == "baseline" or (model.checkpoint == f"{name}/pruned.pt" and model.is_trained)
         ),
     shell:
-        "headgates prune {input} {output} --no-optimizer > {log} 2>&1"
+        "headgates prune --path {input} --no-optimizer --out {output} > {log} 2>&1"

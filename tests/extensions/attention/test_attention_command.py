@@ -88,7 +88,7 @@ def test_sentences_of_a_file_and_of_standard_input(on_toy, toy, tmp_path, monkey
 
 @pytest.mark.release
 def test_closed_and_removed_heads_are_marked(on_toy, headgates, checkpoints, tmp_path):
-    shown = json.loads(headgates("show", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
+    shown = json.loads(headgates("show", "--path", checkpoints["mixed"], "--json"))["gate"]["enc-self"]
     result = json.loads(on_toy("attention", "--json", "--heads", "enc-self:*", checkpoint=checkpoints["mixed"]))
     heads = result["sentences"][0]["enc-self"]["heads"]
     assert [entry["gate"] or 0 for entry in heads] == [gate for row in shown for gate in row]
@@ -127,7 +127,7 @@ def test_sentences_are_numbered_as_in_the_data_or_text(on_toy, headgates, tmp_pa
         printed = on_toy("attention", *chosen)
         on_toy("attention", *chosen, "--out", files[0], "--plot", files[1])
         on_toy("attention", *chosen, "--plot", files[2])
-        headgates("report", files[3], files[0])
+        headgates("report", "--out", files[3], files[0])
         for found in (printed, *(file.read_text() for file in files[1:])):
             assert list(dict.fromkeys(map(int, re.findall(r"[sS]entence (\d+)", found)))) == list(numbers)
 

@@ -153,18 +153,18 @@ def contents(folder):
 
 
 def test_the_command_converts_a_gated_checkpoint(gated_checkpoint, toy, tmp_path, capsys):
-    """A checkpoint does not say where dictionaries are read: --data does, or the folder that it lies in."""
-    command = ["convert", str(gated_checkpoint), str(tmp_path / "model"), "--to", "ctranslate2"]
+    """A checkpoint does not say where dictionaries are read: DATA does, or the folder that it lies in."""
+    command = ["convert", "--path", str(gated_checkpoint), "--out", str(tmp_path / "model"), "--to", "ctranslate2"]
     assert main(command) == 2
     assert "dict" in (told := capsys.readouterr().err) or "languages" in told
-    command += ["--data", str(toy.data)]
+    command += [str(toy.data)]
     assert main(command) == 0
     found = ctranslate2.Translator(str(tmp_path / "model")).translate_batch([["a", "b"]], max_decoding_length=5)
     assert found[0].hypotheses
     assert main(command) == 2
     assert "exists" in capsys.readouterr().err
     inside = shutil.copy(gated_checkpoint, tmp_path / "model")
-    assert main([command[0], inside, *command[2:], "--force"]) == 2
+    assert main([*command[:2], inside, *command[3:], "--force"]) == 2
     assert "model would replace the checkpoint" in capsys.readouterr().err
     before = (tmp_path / "model" / "model.bin").stat().st_size
     entries = [[{"gate": 1.0, "words": {"alignment": {"rate": 0.1 * head}}} for head in range(4)]] * 2

@@ -24,7 +24,7 @@ def test_dictionaries(gated, toy, tmp_path):
     (tmp_path / "dict.src.txt").write_text((toy.data / "dict.src.txt").read_text())
     (tmp_path / "dict.tgt.txt").unlink()
     with pytest.raises(
-        ValueError, match=f"no dictionary .*dict.tgt.txt.*--data .the checkpoint was trained on '.*{toy.data.name}"
+        ValueError, match=f"no dictionary .*dict.tgt.txt.*DATA.* .the checkpoint was trained on '.*{toy.data.name}"
     ):
         load_dictionaries(state, str(tmp_path))
     state["cfg"]["task"] |= {"source_lang": "../src"}

@@ -77,7 +77,7 @@ def test_several_checkpoints(on_toy, headgates, checkpoints):
     both = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
     text = on_toy("functions", "--positional", "0", checkpoint=both)
     assert "heads (layer.head) with the function" in text
-    kept, total = json.loads(headgates("show", checkpoints["fixed"], "--json"))["heads"]["total"]
+    kept, total = json.loads(headgates("show", "--path", checkpoints["fixed"], "--json"))["heads"]["total"]
     assert text.splitlines()[-1].split()[1:] == ["all", str(kept), "of", str(total), "0", "of", "0", "-"]
     results = json.loads(on_toy("functions", "--json", checkpoint=both))
     assert len(results) == 2

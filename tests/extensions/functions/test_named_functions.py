@@ -181,7 +181,7 @@ def test_positions_are_counted_from_the_first_word():
 def test_a_model_without_cross_attention_has_no_alignment():
     task, pairs = Task(), sentences()
     model = make_model(no_cross_attention=True)
-    with pytest.raises(ValueError, match="no decoder-encoder attention"):
+    with pytest.raises(ValueError, match="no cross-attention"):
         found(model, task, [sample(pairs)], annotated(task, pairs))
     assert "dec-enc" not in found(model, task, [sample(pairs)], Annotations(rare=False))["heads"]
 

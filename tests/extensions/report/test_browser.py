@@ -21,7 +21,7 @@ def browser():
 @pytest.fixture(scope="module")
 def address(experiment, tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "report.html"
-    assert cli.main(["report", str(out), *map(str, inputs_of(experiment))]) == 0
+    assert cli.main(["report", "--out", str(out), *map(str, inputs_of(experiment))]) == 0
     return out.as_uri()
 
 

@@ -27,7 +27,7 @@ def test_the_pruned_model_of_a_run_folder_is_shown(tmp_path, gated_checkpoint, h
     [[model], _] = models_of(tmp_path / "run")
     assert (model["model"], model["enc-self"]) == ("checkpoints", "8 of 8")
     alive = json.dumps({"enc-self": [[1, 0, 1, 1], [0, 0, 0, 1]]})
-    headgates("prune", gated_checkpoint, tmp_path / "run" / "pruned.pt", "--alive", alive)
+    headgates("prune", "--path", gated_checkpoint, "--out", tmp_path / "run" / "pruned.pt", "--alive", alive)
     [[model], result] = models_of(tmp_path / "run", tmp_path / "run" / "pruned.pt")
     assert (model["model"], model["enc-self"], model["heads"]) == ("run", "4 of 8", "20 of 24")
     pytest.importorskip("matplotlib")

@@ -39,7 +39,7 @@ def test_head_table_shows_every_head_and_the_counts():
         "layer 0       0.99/1.00  0.01/0.00     1",
         "layer 1       0.70/0.50  0.90/1.00     2",
         "",
-        "dec-enc (decoder-encoder attention): 0 of 2 heads open",
+        "dec-enc (cross-attention): 0 of 2 heads open",
         "P(open)/gate     head 0     head 1  open",
         "------------  ---------  ---------  ----",
         "layer 0       0.10/0.00  0.20/0.00     0",
@@ -86,7 +86,7 @@ def test_tables_of_ablations():
     difference, p_values = ({HeadId.parse(k): v for k, v in each.items()} for each in (difference, p_values))
     cross, encoder = layer_tables(difference, p_values)
     assert text_of(cross).splitlines() == [
-        "dec-enc (decoder-encoder attention)",
+        "dec-enc (cross-attention)",
         "BLEU      head 0   head 1",
         "-------  -------  -------",
         "layer 0  -1.00*   +0.25",

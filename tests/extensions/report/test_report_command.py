@@ -57,7 +57,7 @@ def page(experiment, tmp_path_factory):
     """The report of all inputs."""
     path, printed = tmp_path_factory.mktemp("report") / "report.html", io.StringIO()
     with contextlib.redirect_stderr(printed):
-        assert cli.main(["report", *map(str, [path, *inputs_of(experiment)])]) == 0
+        assert cli.main(["report", "--out", str(path), *map(str, inputs_of(experiment))]) == 0
     assert printed.getvalue() == f"written: {path}\n"
     return path.read_text()
 
@@ -118,7 +118,7 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
     (tmp_path / "attention.json").write_text(json.dumps(data))
     sweep = json.loads(json.dumps(SWEEP).replace("all_heads12", hostile).replace("lagrangian", hostile))
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-    headgates("report", tmp_path / "r.html", tmp_path / "attention.json", tmp_path / "sweep.json")
+    headgates("report", "--out", tmp_path / "r.html", tmp_path / "attention.json", tmp_path / "sweep.json")
     page = (tmp_path / "r.html").read_text()
     assert hostile not in page and "&lt;script&gt;alert" in page
 
@@ -132,28 +132,27 @@ def test_what_a_file_holds_is_escaped(tmp_path, headgates):
 )
 def test_incomplete_files_are_named(change, words, tmp_path, headgates):
     (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, **change}))
-    error = one_line(headgates("report", tmp_path / "r.html", tmp_path / "sweep.json", code=2))
+    error = one_line(headgates("report", "--out", tmp_path / "r.html", tmp_path / "sweep.json", code=2))
     assert words in error and not (tmp_path / "r.html").exists()
 
 
 @pytest.mark.release
 def test_a_page_that_exists_is_kept(tmp_path, experiment, headgates):
     (tmp_path / "r.html").write_text("mine")
-    error = one_line(headgates("report", tmp_path / "r.html", experiment / "sweep.json", code=2))
+    error = one_line(headgates("report", "--out", tmp_path / "r.html", experiment / "sweep.json", code=2))
     assert "r.html exists: choose another name, or pass --force" in error
     assert (tmp_path / "r.html").read_text() == "mine"
-    headgates("report", tmp_path / "r.html", experiment / "sweep.json", "--force")
+    headgates("report", "--out", tmp_path / "r.html", experiment / "sweep.json", "--force")
     assert "<html" in (tmp_path / "r.html").read_text()
 
 
 def test_an_input_is_not_overwritten(tmp_path, headgates):
-    """OUT.html was forgotten."""
     path, other = tmp_path / "in.json", tmp_path / "other.json"
     for each in (path, other):
         each.write_text(json.dumps(SWEEP))
-    assert "would replace the input" in one_line(headgates("report", path, path, "--force", code=2))
-    error = one_line(headgates("report", path, other, "--force", code=2))
-    assert "in.json would be overwritten: the name of this output must end in ." in error
+    assert "would replace the input" in one_line(headgates("report", "--out", path, path, "--force", code=2))
+    error = one_line(headgates("report", "--out", path, other, "--force", code=2))
+    assert "in.json: give a name that ends in .html" in error
     assert json.loads(path.read_text()) == SWEEP
 
 
@@ -163,5 +162,5 @@ def test_file_names_may_hold_any_bytes(tmp_path, experiment, headgates):
     folder, file = tmp_path / "a$x_{$b $\\frac{", tmp_path / os.fsdecode(b"sweep\xff.json")
     shutil.copytree(experiment / "gated", folder)
     shutil.copy(experiment / "sweep.json", file)
-    headgates("report", tmp_path / "r.html", folder, experiment / "pruned.pt", file)
+    headgates("report", "--out", tmp_path / "r.html", folder, experiment / "pruned.pt", file)
     assert "a$x_{$b $" in (tmp_path / "r.html").read_text()

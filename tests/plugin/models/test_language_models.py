@@ -74,5 +74,5 @@ def test_trees_of_a_source_and_alignments_are_refused():
     model, corpus = make_lm(), Corpus(make_task(), [make_lm_sample()])
     with pytest.raises(ValueError, match="no enc-self heads: leave the trees of the source out .*--target-conllu"):
         count_functions(model, corpus, Annotations(trees={"source": []}, rare=False))
-    with pytest.raises(ValueError, match="no decoder-encoder attention: leave the word alignments out"):
+    with pytest.raises(ValueError, match="no cross-attention: leave the word alignments out"):
         count_functions(model, corpus, Annotations(links=[frozenset()] * 3))

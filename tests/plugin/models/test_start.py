@@ -221,4 +221,4 @@ def test_gates_of_a_model_with_quantisation_noise(train, run, tmp_path):
     gated = train(tmp_path / "gated", *GATED, "--finetune-from-model", baseline)
     assert "--quant-noise-pq 0.1 --quant-noise-pq-block-size 4" in gated.text
     for name, path in (("gated", tmp_path / "gated" / "checkpoint_last.pt"), ("baseline", baseline)):
-        run("headgates", "prune", path, tmp_path / f"{name}.pt")
+        run("headgates", "prune", "--path", path, "--out", tmp_path / f"{name}.pt")
