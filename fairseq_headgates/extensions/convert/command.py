@@ -78,7 +78,7 @@ class Convert(Choice, Checkpoint):
         pruned = prune(model, chosen_heads(self, model))
         check_model(pruned)
         aligned = [] if self.alignment_heads is None else _alignment_heads(self.alignment_heads, pruned)
-        source, target = load_dictionaries(state, *self.rest or [Path(self.path).parent])
+        source, target = load_dictionaries(state, self.rest[0] if self.rest else Path(self.path).parent)
         to_ctranslate2(pruned, source, target, self.out, self.quantization, self.force, aligned)
         return Answer()
 
