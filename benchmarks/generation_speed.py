@@ -12,7 +12,7 @@ The variants:
     compressed   like `pruned`, and without the same share of the neurons of every feed-forward block
     int8         in int8 (--inference-dtype int8), on a CPU
     ctranslate2  in CTranslate2, on a GPU with --dtype, on a CPU in single precision: `beam` alone
-    ctranslate2-int8   the same with weights in 8 bits
+    ctranslate2-int8   the same with weights in int8
 
 The last three are made of those of `full`, `pruned` and `compressed` that are measured, too. CTranslate2 is left out
 where it is not installed or cannot use the GPU. Variants without heads are measured for each --remove: a share of the
@@ -300,7 +300,7 @@ def engine(variant: str) -> tuple[str, str]:
     name, color = next(found for prefix, found in ENGINES.items() if variant.startswith(prefix))
     units = {"compressed": "heads and neurons", "pruned": "the heads"}
     removed = [f"without {share} of {units[kind]}" for kind, share in pairwise(variant.split()) if kind in units]
-    return ", ".join([name, *["8 bits"] * ("int8" in variant), *removed]), color
+    return ", ".join([name, *["int8"] * ("int8" in variant), *removed]), color
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Fast inference: packed linear layers in single precision or in 8 bits, and the caches of beam search."""
+"""Fast inference: packed linear layers in single precision or in int8, and the caches of beam search."""

@@ -3,7 +3,7 @@
 A function for each says whether this torch and this processor have it; without it, callers use public functions.
 
     torch.ops.mkldnn._reorder_linear_weight, _linear_pointwise     a weight packed for oneDNN, and its product
-    torch.ops.onednn.qlinear_prepack, qlinear_pointwise            the same in 8 bits
+    torch.ops.onednn.qlinear_prepack, qlinear_pointwise            the same in int8
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu     fused attention that returns its normaliser
 """
 

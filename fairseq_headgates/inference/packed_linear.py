@@ -239,7 +239,7 @@ def join_linears(module: nn.Module, names: Sequence[str], dtype: str) -> Inferen
 
 
 def int8_obstacle(model: nn.Module) -> str | None:
-    """Return why a model cannot compute in 8 bits, None if it can."""
+    """Return why a model cannot compute in int8, None if it can."""
     first = next(model.parameters())
     if first.device.type != "cpu":
         return f"the model is on {first.device.type}, but int8 inference needs a CPU: pass --cpu"
@@ -257,7 +257,7 @@ def too_small_for_int8(model: Any) -> bool:
 
 
 def usable_dtype(model: nn.Module, dtype: str) -> str:
-    """Return `dtype`, or, with a warning, "float32" where the model cannot compute in 8 bits."""
+    """Return `dtype`, or, with a warning, "float32" where the model cannot compute in int8."""
     obstacle = int8_obstacle(model) if dtype == "int8" else None
     if obstacle:
         logger.warning(f"inference dtype int8 is not used: {obstacle}")
@@ -265,7 +265,7 @@ def usable_dtype(model: nn.Module, dtype: str) -> str:
 
 
 def is_int8(model: Any) -> bool:
-    """Return whether a model is set to compute in 8 bits (--inference-dtype int8)."""
+    """Return whether a model is set to compute in int8 (--inference-dtype int8)."""
     return getattr(model, "inference_dtype", "float32") == "int8"
 
 
