@@ -70,7 +70,7 @@ def test_without_arguments_the_help_is_printed(run):
 
 
 START = (
-    f"import sys; sys.argv[1:] = ['show', {__file__!r}]; import headgates_start; "
+    f"import sys; sys.argv[1:] = ['show', '--path', {__file__!r}]; import headgates_start; "
     "print('begins', flush=True); headgates_start.main()"
 )
 
