@@ -128,7 +128,7 @@ def shorter_sentences():
     return {"src_tokens": of["src_tokens"][1:, :6], "src_lengths": of["src_lengths"][1:]}
 
 
-@pytest.mark.release
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_the_class_of_a_sentence_is_explained(pre_norm):
     options = {"activation_fn": "relu", "encoder_normalize_before": pre_norm, "layernorm_embedding": not pre_norm}

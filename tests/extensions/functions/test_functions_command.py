@@ -72,7 +72,6 @@ def test_the_number_of_processes_makes_no_difference(start, toy, gated_checkpoin
                 assert entry["positional"] == other["positional"]
 
 
-@pytest.mark.release
 def test_several_checkpoints(on_toy, headgates, checkpoints):
     both = f"{checkpoints['baseline']}:{checkpoints['fixed']}"
     text = on_toy("functions", "--positional", "0", checkpoint=both)
