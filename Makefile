@@ -19,6 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
 PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS)
+EVERY_CHANGE = --dist loadfile -m "not rehearsal and not release"
 .PHONY: help setup test rehearse releasetests matrix coverage demo docs check format wheel clean distclean
 
 help: ## show this list
@@ -28,7 +29,7 @@ setup: ## make the environment (test, demo, check ... do this themselves)
 	@recipes/scripts/setup.sh
 
 test: setup ## run the tests of every change
-	@$(PYTEST) --dist loadfile -m "not rehearsal and not release" $(ARGS)
+	@$(PYTEST) $(EVERY_CHANGE) $(ARGS)
 
 rehearse: setup ## run what a reader of the documentation does: its commands, a short demo, the package
 	@$(PYTEST) --dist loadfile -m "rehearsal and not release" --durations 12 $(ARGS)
@@ -40,7 +41,7 @@ matrix: ## run the tests with several versions of Python, fairseq and torch (hou
 	@tests/matrix.sh $(CELLS)
 
 coverage: setup ## run the tests of every change and print the lines that they do not reach
-	@$(PYTEST) --dist loadfile -m "not rehearsal and not release" --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
+	@$(PYTEST) $(EVERY_CHANGE) --cov --cov-report=term-missing:skip-covered $(ARGS); status=$$?; rm -f .coverage.*; exit $$status
 
 # The demo needs no tools for tests and documentation.
 DEMO_EXTRAS = fairseq,text,plots,ctranslate2

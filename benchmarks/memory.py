@@ -71,18 +71,8 @@ def checkpoints(options: argparse.Namespace) -> dict[str, Path]:
         found[name] = options.folder / f"{name.replace(' ', '-').rstrip('%')}.pt"
         if not found[name].exists():
             mask = mask_to_json(random_mask(options.size, share), one_line=True)
-            command = [
-                "fairseq_headgates",
-                "prune",
-                "--path",
-                trained,
-                "--out",
-                found[name],
-                "--alive",
-                mask,
-                "--no-optimizer",
-            ]
-            run(options, "-m", *command, *choice)
+            command = ["prune", "--path", trained, "--alive", mask, "--no-optimizer", "--out", found[name]]
+            run(options, "-m", "fairseq_headgates", *command, *choice)
     return found
 
 

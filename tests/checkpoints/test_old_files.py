@@ -63,16 +63,8 @@ def test_old_scores_are_read_by_prune_and_correlate(capsys, tmp_path):
     assert main(["correlate", str(OLD / "scores.json"), "--method", "gradient,ablation", "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)
     assert pair["heads"] == 24
-    command = [
-        "prune",
-        "--path",
-        OLD / "gated.pt",
-        "--out",
-        tmp_path / "pruned.pt",
-        "--scores",
-        OLD / "scores.json",
-        "--method",
-    ]
+    command = ["prune", "--path", OLD / "gated.pt", "--out", tmp_path / "pruned.pt"]
+    command += ["--scores", OLD / "scores.json", "--method"]
     assert main([*map(str, command), "gradient", "--keep", "7", "--json"]) == 0
     heads = json.loads(capsys.readouterr().out)["heads"]
     assert sum(after for _, after in heads.values()) == 7

@@ -54,18 +54,9 @@ def test_gated_pruned_and_stock_print_the_same_translations_and_alignments(gated
     mask = json.dumps({"dec-enc": [[0, 1, 1, 0], [0, 1, 0, 1]]})
     state = with_gates(read(gated), {"dec-enc": [[C, O, O, C], [C, O, C, O]]})
     torch.save(state, tmp_path / "gated.pt")
-    run("headgates", "prune", "--path", tmp_path / "gated.pt", "--out", tmp_path / "pruned.pt", "--alive", mask)
-    run(
-        "headgates",
-        "prune",
-        "--path",
-        tmp_path / "gated.pt",
-        "--out",
-        tmp_path / "stock.pt",
-        "--alive",
-        mask,
-        "--stock",
-    )
+    for name, form in (("pruned.pt", []), ("stock.pt", ["--stock"])):
+        places = ["--path", tmp_path / "gated.pt", "--out", tmp_path / name]
+        run("headgates", "prune", *places, "--alive", mask, *form)
     options = ["--gen-subset", "valid", "--print-alignment", "--beam", 4, *SHORT, "--path"]
     done = [
         run("fairseq-generate", toy.data, *plugin, *options, tmp_path / name)

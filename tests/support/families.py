@@ -256,13 +256,13 @@ PROPERTIES = {
     "int8": lambda reading: ["evaluate", *reading, "--inference-dtype", "int8"],
     "CTranslate2": lambda reading: [
         "convert",
+        reading[0],
         "--path",
         reading[-1],
-        "--out",
-        "ct2",
         "--to",
         "ctranslate2",
-        reading[0],
+        "--out",
+        "ct2",
     ],
 }
 

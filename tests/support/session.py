@@ -152,7 +152,7 @@ def run(forked):
 
 @pytest.fixture(params=["forked", pytest.param("installed", marks=pytest.mark.release)])
 def either(request, forked, tmp_path):
-    """Like `forked`; in rehearsals also with the installed program, which takes seconds to start."""
+    """Like `forked`; before a release also with the installed program, which takes seconds to start."""
     return forked if request.param == "forked" else partial(run_program, tmp_path)
 
 

@@ -32,7 +32,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
     usage = "%(prog)s [DATA] --path CKPT --out FILE [options] [options of fairseq-generate]"
     epilog = OPEN
 
-    out: str | None = option(metavar="FILE", writes=True, help="the checkpoint to write (required without --dry-run)")
+    out: str = option(metavar="FILE", required=True, writes=True, help="the checkpoint to write")
     stock: bool = option(
         default=False,
         help="write a checkpoint for fairseq's own transformer, which needs no plugin: the heads are set to 0 instead "
@@ -60,10 +60,8 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         return [*self.rest, "--path", self.path] if self.refit else None
 
     def check(self) -> None:
-        """Raise ValueError for options that contradict each other, and without a name for the checkpoint."""
-        if self.out is None and not self.dry_run:
-            raise ValueError("--out is missing: give the name of the checkpoint to write, or --dry-run")
-        refuse_standard_output(self.out or "")
+        """Raise ValueError for options that contradict each other, with --dry-run also for `-`."""
+        refuse_standard_output(self.out)
         if self.stock and self.stored_options():
             raise ValueError("--stock is for fairseq's own transformer, which has no --inference-dtype: leave out one")
 
@@ -101,7 +99,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         plan |= self.stored_options()
         if self.dry_run:
             print("nothing written (--dry-run)", file=sys.stderr)
-        elif self.out:
+        else:
             save_checkpoint(smaller, self.out, self.force)
         removed = any(before > kept for before, kept in plan["heads"].values())
         if not removed and self._asks_for_removal(model):
@@ -110,7 +108,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         return Answer(
             text="\n".join([table, "", *removal_notes(plan, self.stock)]),
             json=to_json(plan),
-            next_command=then_evaluate(self, self.path, self.out) if self.out and removed and not self.dry_run else "",
+            next_command="" if self.dry_run or not removed else then_evaluate(self, self.path, self.out),
         )
 
     def _refitted(self, model: nn.Module, pruned: nn.Module) -> tuple[dict[str, Tensor] | None, str]:

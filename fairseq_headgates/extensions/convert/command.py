@@ -51,7 +51,7 @@ class Convert(Choice, Checkpoint):
     force: bool = option(default=False, help="replace DIR if it is a CTranslate2 model")
 
     def unrecognized(self) -> list[str]:
-        """Return all words but DATA."""
+        """Return all words but DATA, which as an optional argument argparse would take only before the options."""
         return [] if len(self.rest) == 1 and not self.rest[0].startswith("-") else self.rest
 
     def files_to_read(self) -> Iterator[tuple[str, str]]:
