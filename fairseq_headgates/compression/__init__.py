@@ -1,1 +1,1 @@
-"""Remove heads and neurons under one budget, without training (`headgates compress`): docs/pruning.md."""
+"""Remove heads and neurons under one budget, without training (`headgates compress`): docs/compress.md."""

@@ -1,4 +1,4 @@
-"""docs/howto.md: the commands for released models, as written, on small models in the form of the released files."""
+"""docs/released-models.md: the commands for released models, as written, on small models in the form of the released files."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from support.models import make_task
 from support.pages import ROOT, blocks
 
-NLLB, CNN, MNLI = (each.text for each in blocks(ROOT / "docs" / "howto.md") if each.mark == "needs: download")
+NLLB, CNN, MNLI = (each.text for each in blocks(ROOT / "docs" / "released-models.md") if each.mark == "needs: download")
 ENCODE = CNN[: CNN.index("\n}\n") + 3]
 STACK = {"layers": 2, "embed-dim": 32, "ffn-embed-dim": 64, "attention-heads": 4}
 SIZES = {side: [f"--{side}-{key}={value}" for key, value in STACK.items()] for side in ("encoder", "decoder")}

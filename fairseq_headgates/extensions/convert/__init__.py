@@ -1,1 +1,1 @@
-"""Write a model for CTranslate2 (`headgates convert`): docs/pruning.md."""
+"""Write a model for CTranslate2 (`headgates convert`): docs/export.md."""
