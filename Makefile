@@ -18,8 +18,8 @@ unexport CDPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 IN_VENV = PATH="$$(cd "$(VENV)/bin" && pwd):$$PATH"
-PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS)
-EVERY_CHANGE = --dist loadfile -m "not rehearsal and not release"
+PYTEST = $(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile
+EVERY_CHANGE = -m "not rehearsal and not release"
 .PHONY: help setup test rehearse releasetests matrix coverage demo docs check format wheel clean distclean
 
 help: ## show this list
@@ -32,10 +32,10 @@ test: setup ## run the tests of every change
 	@$(PYTEST) $(EVERY_CHANGE) $(ARGS)
 
 rehearse: setup ## run what a reader of the documentation does: its commands, a short demo, the package
-	@$(PYTEST) --dist loadfile -m "rehearsal and not release" --durations 12 $(ARGS)
+	@$(PYTEST) -m "rehearsal and not release" --durations 12 $(ARGS)
 
 releasetests: setup ## run the tests that a change need not wait for, before a release (half an hour)
-	@$(PYTEST) --dist loadgroup -m release --durations 12 $(ARGS)
+	@$(PYTEST) -m release --durations 12 $(ARGS)
 
 matrix: ## run the tests with several versions of Python, fairseq and torch (hours, and gigabytes of downloads)
 	@tests/matrix.sh $(CELLS)

@@ -61,7 +61,7 @@ setup(
             "myst-parser",
             "nbclient",
             "playwright",
-            "pytest<9.2",  # with which pytest-xdist 3.8 ignores --dist loadgroup
+            "pytest",
             "pytest-cov",
             "pytest-xdist",
             "ruff",

@@ -126,7 +126,7 @@ def strong(model):
 
 
 def test_the_documentation_lists_every_model():
-    page = (ROOT / "docs" / "any-model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     supported, _, refused = page.partition("## Models that are refused")
     assert set(SUPPORTED) <= set(re.findall(r"`(\w+)`", supported))
     assert {*REFUSED, *ALIKE} <= set(re.findall(r"`(\w+)`", refused))
