@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the speed of translation: stock fairseq, CTranslate2, and this plugin with and without all heads.
 
-    python benchmarks/generation_speed.py --size base --remove 0.5 --batch 1 32 --parts step beam --plot speed.svg
+    python benchmarks/generation_speed.py --size base --remove 0.5 --batch 1 32 --parts step beam
 
 The variants:
 
@@ -35,7 +35,7 @@ import copy
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -71,8 +71,6 @@ SMALLER = ["gated", "pruned", "compressed"]  # one of each for every share of re
 COMPUTE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # of CTranslate2
 VARIANTS = ["stock", "full", *SMALLER, "int8", "ctranslate2", "ctranslate2-int8"]
 MIB = 2**20
-# In figures: name and colour, by the beginning of the variant.
-ENGINES = {"stock": ("fairseq", "0.65"), "ctranslate2": ("CTranslate2", "C0"), "": ("fairseq-headgates", "C1")}
 
 
 def main() -> None:
@@ -96,8 +94,6 @@ def main() -> None:
             if "beam" in options.parts:
                 add_searches(tables["beam"], options, generators, exported, batch)
     finish(options, {f"{title}, {options.dtype}": rows for title, rows in tables.items()})
-    if options.plot:
-        plot(options, tables["beam"])
 
 
 def parse() -> argparse.Namespace:
@@ -110,7 +106,6 @@ def parse() -> argparse.Namespace:
     add("--batch", type=int, nargs="+", default=[1, 8, 32, 64], help="sentences in a batch")
     add("--beam", type=int, default=4, help="hypotheses for a sentence")
     add("--dtype", choices=DTYPES, default="fp32", help="data type of the weights")
-    add("--plot", metavar="FILE", help="draw the speed of `beam` at the first batch size (needs matplotlib)")
     return parser.parse_args()
 
 
@@ -272,35 +267,6 @@ def add_searches(
 def ratios(seconds: dict[str, float], name: str, batch: int) -> dict[str, float]:
     """Return the speed relative to stock and to full."""
     return {f"{batch}: /{base}": seconds[base] / seconds[name] for base in ("stock", "full") if base in seconds}
-
-
-# --- figure -----------------------------------------------------------------------------------------------------------
-
-
-def plot(options: argparse.Namespace, rows: dict[str, dict]) -> None:
-    """Draw the speed of each variant at the first batch size, the slowest first."""
-    from matplotlib.figure import Figure
-
-    batch = options.batch[0]
-    speeds = sorted((row[f"{batch}: tokens/s"], row.get(f"{batch}: /stock"), name) for name, row in rows.items())
-    figure = Figure(figsize=(9, 0.7 + 0.3 * len(speeds)), layout="constrained")
-    axes = figure.subplots()
-    for place, (speed, relative, name) in enumerate(speeds):
-        axes.barh(place, speed, color=engine(name)[1])
-        axes.text(speed, place, f" {speed:,.0f}" + (f" ({relative:.2f} x)" if relative else ""), va="center")
-    axes.set_yticks(range(len(speeds)), [engine(name)[0] for *_, name in speeds])
-    axes.set(xlabel=f"tokens per second, {batch} sentences, beam {options.beam}", ylim=(len(speeds) - 0.4, -0.6))
-    axes.margins(x=0.18)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(options.plot)
-
-
-def engine(variant: str) -> tuple[str, str]:
-    """Return how a figure names a variant, and its colour."""
-    name, color = next(found for prefix, found in ENGINES.items() if variant.startswith(prefix))
-    units = {"compressed": "heads and neurons", "pruned": "the heads"}
-    removed = [f"without {share} of {units[kind]}" for kind, share in pairwise(variant.split()) if kind in units]
-    return ", ".join([name, *["int8"] * ("int8" in variant), *removed]), color
 
 
 if __name__ == "__main__":

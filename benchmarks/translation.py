@@ -32,8 +32,9 @@ from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
 from fairseq_headgates.data.statistics import paired_bootstrap, score_interval
+from fairseq_headgates.drawing.text import TEXT_STYLE
 
-ENGINES = ("fairseq", "headgates", "int8", "ctranslate2", "ctranslate2-int8")
+ENGINES = {"fairseq": "0.5", "headgates": "C1", "int8": "C3", "ctranslate2": "C0", "ctranslate2-int8": "C2"}  # colours
 LENGTH_LIMIT = 200  # tokens of a translation: --max-len-b of fairseq-generate
 BATCH = 32
 
@@ -54,6 +55,8 @@ def main() -> None:
                 number = sum(map(len, work))
                 rows[name][column] = 1000 * time / number if column == "ms" else number / time
     finish(given, {f"{len(data.reference)} sentences": rows})
+    if given.plot:
+        plot(rows, given.plot)
 
 
 def parse() -> argparse.Namespace:
@@ -66,6 +69,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=torch.get_num_threads(), help="threads")
     add("--rounds", type=int, default=4, help="timed rounds, after one that does not count")
     add("--every", type=int, default=4, metavar="N", help="time every N-th batch")
+    add("--plot", metavar="FILE", help="draw BLEU over the speed in batches (needs matplotlib)")
     add("--json", metavar="FILE", help="also write the table to FILE")
     parser.set_defaults(device="cpu")
     return parser.parse_args()
@@ -150,6 +154,25 @@ def add_scores(rows: dict[str, dict], texts: dict[str, list[str]], reference: li
         low, high = score_interval(bleu, lines, reference)
         rows[name]["BLEU"] = f"{bleu.corpus_score(lines, [reference]).score:.2f} [{low:.1f}, {high:.1f}]"
         rows[name] |= {"diff": f"{difference.value:+.2f}", "p": f"{difference.p:.3f}"} if difference else {}
+
+
+def plot(rows: dict[str, dict], file: str) -> None:
+    """Draw BLEU over sentences per second, a point for each row."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, row in rows.items():
+        engine, _, path = name.partition(":")
+        place = row["sentences/s"], float(row["BLEU"].split()[0])
+        axes.plot(*place, "o", color=ENGINES[engine])
+        axes.annotate(f" {Path(path).stem}, {engine}", place, va="center", fontsize=9)
+    axes.set(xlabel=f"sentences per second, batches of {BATCH}", ylabel="BLEU")
+    axes.margins(x=0.2, y=0.1)
+    axes.spines[["top", "right"]].set_visible(False)
+    with rc_context(TEXT_STYLE):
+        figure.savefig(file)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import pytest
 from support.fairseq_0_12_2 import IS_0_12_2
 from support.recipes import ROOT
 
+from fairseq_headgates.cli.main import main
+
 pytest.importorskip("ctranslate2")  # of generation_speed.py and same_outputs.py
 pytestmark = pytest.mark.release
 TINY = ["--vocabulary", 60, "--length", 4]
@@ -46,11 +48,10 @@ def test_importance_speed(tables):
 
 
 @pytest.mark.skipif(IS_0_12_2, reason="fairseq 0.12.2 cannot generate from its own transformer")
-def test_generation_speed(tables, tmp_path):
-    picture = tmp_path / "speed.svg"
+def test_generation_speed(tables):
     alive = json.dumps({"enc-self": [[0, 1]], "dec-self": [[0, 0]]})  # removes 3 of 6 heads
     options = ["--repetitions", 1, "--batch", 2, "--remove", 0.5, "--alive", alive, "--device", "cpu"]
-    sizes, steps, searches = tables("generation_speed", *TINY, *options, "--plot", picture).values()
+    sizes, steps, searches = tables("generation_speed", *TINY, *options).values()
     smaller = [f"{kind} {share}" for share in ("50%", "50% inline") for kind in ("gated", "pruned", "compressed")]
     sources = ["", *(f" {name}" for name in smaller if not name.startswith("gated"))]
     int8, *exported = ([kind + name for name in sources] for kind in ("int8", "ctranslate2", "ctranslate2-int8"))
@@ -62,7 +63,33 @@ def test_generation_speed(tables, tmp_path):
     assert all(row["2: ms"] > 0 and row["2: /stock"] > 0 for row in steps.values())
     for row in searches.values():
         assert row["2: tokens/s"] / row["2: /stock"] == pytest.approx(searches["stock"]["2: tokens/s"])
-    assert "8 bits, without 50% of heads and neurons" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(IS_0_12_2, reason="fairseq 0.12.2 cannot generate from its own transformer")
+def test_translation(tables, toy, checkpoints, tmp_path):
+    """The same translations in every engine."""
+    whole, picture = tmp_path / "whole.pt", tmp_path / "table.svg"
+    assert main(["prune", "--path", str(checkpoints["baseline"]), "--out", str(whole)]) == 0
+    engines = {"fairseq": checkpoints["baseline"], "headgates": whole, "int8": whole, "ctranslate2": whole}
+    names = [f"{engine}:{path}" for engine, path in engines.items()]
+    options = [
+        "--reference",
+        toy.data.parent / "test.tgt",
+        "--beam",
+        2,
+        "--rounds",
+        1,
+        "--every",
+        10,
+        "--plot",
+        picture,
+    ]
+    (rows,) = tables("translation", toy.data, *names, *options).values()
+    assert list(rows) == names
+    assert all(row["ms"] > 0 and row["sentences/s"] > 0 for row in rows.values())
+    assert rows[names[1]]["BLEU"] == rows[names[0]]["BLEU"]
+    assert rows[names[1]]["parameters"] == rows[names[0]]["parameters"]
+    assert "whole, ctranslate2" in picture.read_text(encoding="utf-8")
 
 
 def test_same_outputs(tables, toy, checkpoints):

@@ -1,4 +1,4 @@
-"""docs/released-models.md: the commands for released models, as written, on small models in the form of the released files."""
+"""docs/released-models.md: its commands as written, on small models in the form of the released files."""
 
 import json
 import os
