@@ -89,8 +89,8 @@ def test_other_arguments_are_refused(arguments):
 
 
 def smaller(printed):
-    """Return the cells of the table, which has the form of the one in the README."""
-    lines, shown = table(printed), table((ROOT / "README.md").read_text())
+    """Return the cells of the table, which has the form of the one in docs/recipes.md."""
+    lines, shown = table(printed), table((ROOT / "docs" / "recipes.md").read_text())
     names = [line.partition("  ")[0] for line in lines]
     assert names == [line.partition("  ")[0] for line in shown]
     return [re.split(r"\s{2,}", line)[1:] for line in lines]
