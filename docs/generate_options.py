@@ -124,7 +124,7 @@ def python_page() -> str:
     start = "# Python names\n\n[The API page](../api.md) has the full docstrings, once it is built. Shapes: B batch, "
     start += "T target length, S source length, N predictions, L layers, H heads, D head size.\n"
     parts = [start]
-    for section in page.split("\n## ")[1:]:
+    for section in page.split("\n## ")[2:]:  # after the example
         rows = [("name", "meaning"), ("---", "---")]
         for path in re.findall(r"auto(?:function|class):: (\S+)", section):
             documented = pkgutil.resolve_name(path)
