@@ -45,7 +45,10 @@ ORDER = methodcaller("add_mutually_exclusive_group", required=True)
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
 class Curve(FirstSentences, Scores, Refit, Precision, Output):
-    """Measure loss, BLEU or accuracy while the least important heads are removed step by step."""
+    """Measure loss, BLEU or accuracy with fewer and fewer heads.
+
+    Measure loss, BLEU or accuracy while the least important heads are removed step by step.
+    """
 
     by: str | None = option(
         metavar="METHOD",

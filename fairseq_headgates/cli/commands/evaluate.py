@@ -40,7 +40,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
 class Evaluate(Text, Precision, Output):
-    """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
+    """Measure loss, BLEU or accuracy, and speed; test differences.
 
     Measure loss and perplexity, and BLEU and chrF2 (translation) or accuracy (classification), with 95% confidence
     intervals. With several checkpoints, test the difference of each from the first. For BLEU of detokenised text pass
