@@ -148,7 +148,9 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
             measured = measured.with_parts({"refit": f"{fit.subset}-{fit.sentences}"})
         scores, rescore = self._scores(session, loaded)
         alive = open_mask(loaded.model)
-        whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
+        whole = None
+        if metric and metric.name == "accuracy":
+            whole = metric.predict(metric.prepared(loaded.model), session.progress("accuracy"))
         lacks_bleu = name in ("nll", "ppl") and "accuracy" not in session.objective.metrics
         points = []
         for curve, types in _curves(self, scores).items():
