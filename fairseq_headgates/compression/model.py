@@ -34,6 +34,7 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.speed import Rates
+from fairseq_headgates.data.statistics import perplexity
 from fairseq_headgates.drawing.tables import with_interval
 from fairseq_headgates.scores.options import Progress
 
@@ -117,6 +118,8 @@ class Compressor:
     def _measures_of(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
             measures = {"loss": mean_loss(model, self.measured, self.progress("loss"))}
+        if self.measured.objective.metric(None) == "ppl":  # a language model, which has no other score
+            measures["ppl"] = perplexity(measures["loss"])
         if self.metric:
             found = self.metric.predict(self.metric.prepared(model), self.progress(self.metric.name))
             measures[self.metric.name] = self.metric.main.value(found)

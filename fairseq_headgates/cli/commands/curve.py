@@ -86,7 +86,7 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         type=numbers("a list of percentages such as 0,10,20, from 0 to 100", float, 0, 100),
         default=list(range(0, 100, 10)),
         help="percentages of the open heads of --types that are removed in total at each point (default: "
-        "0,10,...,90). The number of heads that are left is rounded half up",
+        "0,10,...,90). The number of remaining heads is rounded half up",
     )
     metric: str | None = metric("bleu; ppl for language models, accuracy for classifiers")
     tsv: str | None = option(metavar="FILE", writes=True, help="write the points as tab-separated values")
