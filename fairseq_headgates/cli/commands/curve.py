@@ -157,7 +157,8 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
             steps = pruning_curve(
                 loaded.model, loaded.corpus, scores, alive, self.steps, types, rescore, metric, journal, remove
             )
-            for point in session.progress(f"{session.name(path)} {curve}")(steps):
+            shown = session.progress(f"{session.name(path)} {curve}")(sorted(set(self.steps)))
+            for _, point in zip(shown, steps, strict=True):
                 points.append(
                     {
                         "checkpoint": session.name(path),
