@@ -65,12 +65,6 @@ def load_extensions(part: str) -> list[ModuleType]:
 
 def register() -> None:
     """Register architectures, criterions and tasks with fairseq, and let `torch.load` read fairseq's checkpoints."""
-    from fairseq_headgates.compat import deferred
-
-    # The metrics of fairseq's classifiers; they take longer to import than the rest of fairseq.
-    with deferred("sklearn", "sklearn.metrics", "scipy.stats"):
-        import fairseq  # noqa: F401
-
     # These register what they contain.
     from fairseq_headgates.plugin.criterions import losses  # noqa: F401
     from fairseq_headgates.plugin.models import bart, language_model, roberta, transformer  # noqa: F401

@@ -8,11 +8,9 @@ from __future__ import annotations
 import _codecs
 import importlib.util
 import re
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import MethodType, ModuleType
+from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,29 +55,6 @@ def _installed(package: str) -> str | None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text.partition("+")[0]))[:3]
-
-
-class Deferred(ModuleType):
-    """A module that is imported when one of its functions is called."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a function, or a module within this one that is deferred, too."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        call = lambda *args, **options: getattr(importlib.import_module(self.__name__), name)(*args, **options)  # noqa: E731
-        return sys.modules.get(f"{self.__name__}.{name}", call)
-
-
-@contextmanager
-def deferred(*names: str) -> Iterator[None]:
-    """Within the context, modules are not imported: what takes functions from them imports them at the first call."""
-    names = tuple(name for name in names if name not in sys.modules)
-    sys.modules.update({name: Deferred(name) for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
 
 
 def allowed_later() -> list[Any]:

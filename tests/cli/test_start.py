@@ -13,7 +13,6 @@ from support.recipes import RECIPES
 
 from fairseq_headgates.cli import main as cli
 from fairseq_headgates.cli.output import prepare_streams
-from fairseq_headgates.compat import deferred
 from fairseq_headgates.heads import SCORE_FORMAT
 
 READ = "which this command reads: choose another name for the output"
@@ -96,24 +95,6 @@ def test_correlate_needs_neither_torch_nor_fairseq(tmp_path):
     *table, modules = done.stdout.splitlines()
     assert "enc-self      3 " in table[-1]
     assert "scipy" in modules.split() and not {"torch", "fairseq", "matplotlib"} & set(modules.split())
-
-
-def test_models_are_read_without_the_metrics_of_classifiers():
-    code = "import sys, headgates_start, fairseq_headgates; fairseq_headgates.register(); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=USER_DIR.parent, check=True)
-    modules = set(done.stdout.split())
-    assert "fairseq" in modules and not {"sklearn", "scipy.stats", "pandas"} & modules
-
-
-def test_functions_of_deferred_modules_import_them(monkeypatch):
-    for name in ("wsgiref", "wsgiref.util"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with deferred("wsgiref", "wsgiref.util"):
-        from wsgiref import util
-        from wsgiref.util import guess_scheme
-    assert not {"wsgiref", "wsgiref.util"} & set(sys.modules)
-    assert guess_scheme({"HTTPS": "on"}) == util.guess_scheme({"HTTPS": "1"}) == "https"
-    assert "wsgiref.util" in sys.modules
 
 
 def test_scripts_of_recipes_that_need_no_model_import_neither_torch_nor_fairseq():
