@@ -59,7 +59,8 @@ def _default(action: argparse.Action, text: str) -> str:
 
 def command_page() -> str:
     """Return a section for each command: examples, options, remarks."""
-    sections = [f"# Commands\n\n{PARSER.description} {PARSER.epilog[0].upper()}{PARSER.epilog[1:]}.\n"]
+    summary, remark = PARSER.description.partition("\n")[0], " ".join(PARSER.epilog.split())
+    sections = [f"# Commands\n\n{summary} {remark[0].upper()}{remark[1:]}.\n"]
     for name, command in commands().items():
         examples = "\n".join(command.examples)
         parts = [f"## headgates {name}", _escaped(command.description), f"```bash\n{examples}\n```"]

@@ -134,7 +134,7 @@ def checkpoint_of(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _pruned_options(args: argparse.Namespace, model: nn.Module) -> argparse.Namespace:
-    """Return the options of a pruned model, which has only the heads that are left."""
+    """Return the options of a pruned model, which has only the remaining heads."""
     changed = copy.copy(args)
     assumed = HIDDEN.keys() - flat_options(vars(args)).keys()
     built = vars(getattr(model, "args", argparse.Namespace()))

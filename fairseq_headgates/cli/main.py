@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import logging
@@ -26,9 +27,12 @@ from fairseq_headgates.compat import unsupported
 from fairseq_headgates.files import writing
 from fairseq_headgates.messages import described, one_line
 
+# The commands that the help lists first
+FIRST = ("compress", "evaluate", "prune", "score", "curve", "explain", "convert")
+
 EXIT_CODES = (
-    "exit codes: 0 success; 2 bad input or a file that cannot be written, with one line on stderr; 128 + N stopped by "
-    "the signal N, 130 by Ctrl-C"
+    "exit codes: 0 success; 2 bad input or a file that cannot be written, with one\n"
+    "line on stderr; 128 + N stopped by the signal N, 130 by Ctrl-C"
 )
 
 
@@ -119,27 +123,33 @@ def run(options: Options) -> str:
 
 
 def find_commands() -> dict[str, type[Options]]:
-    """Return all commands by name: those of `cli/commands`, and of `command.py` of each extension."""
+    """Return all commands in the order of the help: those of `cli/commands`, and `command.py` of each extension."""
     for each in iter_modules(commands.__path__):
         import_module(f"{commands.__name__}.{each.name}")
     load_extensions("command")
-    return dict(sorted(COMMANDS.items()))
+    return {name: COMMANDS[name] for name in dict.fromkeys([*FIRST, *sorted(COMMANDS)]) if name in COMMANDS}
 
 
 def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
     """Return the parser, with the options of the chosen subcommands (default: all)."""
     parser = ArgumentParser(
         prog="headgates",
-        description="Inspect, score and remove the attention heads of fairseq models.",
+        usage="%(prog)s COMMAND [options]",
         epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS
+    )
+    lines = ["Inspect, score and remove the attention heads of fairseq models.", "", "commands:"]
     for name, options in find_commands().items():
         summary, _, description = (getdoc(options) or "").partition("\n\n")
+        if name not in FIRST and "also:" not in lines:
+            lines += ["", "also:"]
+        lines.append(f"  {name:12}{summary[:1].lower()}{summary[1:].rstrip('.')}")
         subparser = subparsers.add_parser(
             name,
-            help=summary[:1].lower() + summary[1:].rstrip("."),
             description=description.replace("\n", " ") or summary,
             usage=options.usage,
             epilog=options.epilog,
@@ -148,6 +158,7 @@ def build_parser(chosen: Sequence[str] | None = None) -> ArgumentParser:
         if chosen is None or name in chosen:
             add_options(subparser, options)
             subparser.examples = options.examples
+    parser.description = "\n".join(lines)
     return parser
 
 

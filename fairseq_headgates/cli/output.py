@@ -10,7 +10,8 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def prepare_streams() -> None:
 def warn(command: str, message: str) -> None:
     """Print one line on stderr."""
     print(f"headgates {command}: warning: {one_line(message)}", file=sys.stderr)
+
+
+def progress(text: str, shown: bool = True) -> Callable[[Iterable], Iterable]:
+    """Return a function that wraps an iterable in a progress bar, on a terminal."""
+    from tqdm import tqdm
+
+    return partial(tqdm, desc=text, disable=not (shown and sys.stderr.isatty()), leave=False)
 
 
 def check_outputs(options: Options) -> None:

@@ -31,7 +31,8 @@ def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> I
     if options.text is None:
         chosen = options.lines or [1]
         session.subsets.add(session.fairseq.gen_subset)
-        return zip(chosen, read_sentences(session.fairseq, session.task, model, chosen), strict=True)
+        samples = read_sentences(session.fairseq, session.task, model, chosen)
+        return session.progress("sentences")(zip(chosen, samples, strict=True))
     if options.lines is not None:
         raise ValueError("--lines has no effect with --text, whose sentences are all used: leave it out")
     name = " and ".join("standard input" if file == "-" else file for file in options.text)
@@ -48,7 +49,7 @@ def sentences(session: Session, model: nn.Module, options: ChosenSentences) -> I
                 f"{name} line {number} has {given} tab-separated columns, at most {most} are allowed: select them, for "
                 f"example with cut -f {fields}"
             )
-    return _typed(session, model, lines, name)
+    return session.progress("sentences")(_typed(session, model, lines, name))
 
 
 def _typed(session: Session, model: nn.Module, lines: Mapping[int, str], name: str) -> Iterator[tuple[int, Sample]]:

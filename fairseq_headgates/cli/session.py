@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,12 +16,11 @@ from typing import Any
 import torch
 from fairseq import utils
 from torch import nn
-from tqdm import tqdm
 
 from fairseq_headgates import __version__
 from fairseq_headgates.cli.fairseq_options import fairseq_options
 from fairseq_headgates.cli.options import ChosenSentences, Data, LoadsCheckpoint, Refit, Scores, Text
-from fairseq_headgates.cli.output import check_picture, warn
+from fairseq_headgates.cli.output import check_picture, progress, warn
 from fairseq_headgates.cli.signature import Signatures, short_name
 from fairseq_headgates.data.corpus import Corpus, check_target, load_corpus
 from fairseq_headgates.data.metrics import Metric, metric_of
@@ -158,7 +156,7 @@ class Session(Signatures):
 
     def progress(self, text: str) -> Callable[[Iterable], Iterable]:
         """Return a function that wraps an iterable in a progress bar, on a terminal."""
-        return partial(tqdm, desc=text, disable=not (self.writes and sys.stderr.isatty()), leave=False)
+        return progress(text, shown=self.writes)
 
     def journal(self, path: str, mode: str = "", refit: Refit | None = None) -> ResumeJournal:
         """Return the journal of work with a checkpoint: a file beside the one of --out.

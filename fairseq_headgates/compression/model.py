@@ -34,6 +34,7 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.speed import Rates
+from fairseq_headgates.data.statistics import perplexity
 from fairseq_headgates.drawing.tables import with_interval
 from fairseq_headgates.scores.options import Progress
 
@@ -117,14 +118,17 @@ class Compressor:
     def _measures_of(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
             measures = {"loss": mean_loss(model, self.measured, self.progress("loss"))}
+        if self.measured.objective.metric(None) == "ppl":  # a language model, which has no other score
+            measures["ppl"] = perplexity(measures["loss"])
         if self.metric:
-            measures[self.metric.name] = self.metric.main.value(self.metric.predict(self.metric.prepared(model)))
+            found = self.metric.predict(self.metric.prepared(model), self.progress(self.metric.name))
+            measures[self.metric.name] = self.metric.main.value(found)
         return measures
 
     @cached_property
     def work(self) -> Work | None:
         """The work whose speed is measured."""
-        return Work(self.whole, self.measured) if self.timed else None
+        return Work(self.whole, self.measured, self.progress("work")) if self.timed else None
 
     @cached_property
     def times(self) -> tuple[float, list[dict[int, float]]]:
@@ -151,7 +155,7 @@ class Compressor:
         models = (self.whole, small)
         measured = zip(self.measures.items(), self._measures_of(small).values(), strict=True)
         pairs = {name: [before, after] for (name, before), after in measured}
-        speed = self.work.speedups(*models)[0] if self.work else None
+        speed = self.work.speedups(*models, progress=self.progress("speed"))[0] if self.work else None
         results = {
             "format": "headgates.compressed/1",
             "units": list(kinds),
@@ -272,7 +276,8 @@ class Compressor:
 
     def _speedups(self, *plans: Plan) -> list[Rates]:
         assert self.work
-        return self.work.speedups(self.whole, *(prune(self.whole, plan.mask, plan.neurons) for plan in plans))
+        models = [prune(self.whole, plan.mask, plan.neurons) for plan in plans]
+        return self.work.speedups(self.whole, *models, progress=self.progress("speed"))
 
 
 def _distance(rates: Rates, speedup: float) -> float:

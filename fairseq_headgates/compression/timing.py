@@ -38,16 +38,17 @@ class Work:
     Args:
         model: the whole model
         corpus: the data, of which batches of different lengths are taken
+        progress: wraps the iterable of first measurements
     """
 
-    def __init__(self, model: nn.Module, corpus: Corpus):
+    def __init__(self, model: nn.Module, corpus: Corpus, progress: Progress = iter):
         self.device = next(model.parameters()).device
         self.clock = clock_of(self.device)
         self.repeats = 1
         corpus = _of_equal_length(corpus)
         self._take(model, corpus, 1)
         run = self.prepared(model)[1]
-        seconds = min(self._seconds(run) for _ in range(2))
+        seconds = min(self._seconds(run) for _ in progress(range(2)))
         number = max(1, math.ceil(SECONDS / max(seconds, 1e-9)))
         self._take(model, corpus, min(len(corpus.batches), number))
         self.repeats = math.ceil(number / len(self.corpus.batches))
@@ -73,9 +74,9 @@ class Work:
 
         return ready, run
 
-    def speedups(self, whole: nn.Module, *models: nn.Module) -> list[Rates]:
+    def speedups(self, whole: nn.Module, *models: nn.Module, progress: Progress = iter) -> list[Rates]:
         """Return how many times as fast as `whole` models are, in rounds in which they take turns."""
-        before, *after = speeds([self.prepared(each)[1] for each in (whole, *models)], self.device, ROUNDS)
+        before, *after = speeds([self.prepared(each)[1] for each in (whole, *models)], self.device, ROUNDS, progress)
         return [rates.relative_to(before) for rates in after]
 
     def times(

@@ -1,20 +1,23 @@
-"""What smaller models cost and save: a sentence, a table, and translations with the words that change (no torch)."""
+"""What smaller models cost and save: a sentence, a table, plots, and translations that change (no torch)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 
 from fairseq_headgates.data.results import HINT, Evaluation, differences
 from fairseq_headgates.data.statistics import Difference
 from fairseq_headgates.drawing.evaluations import cells_of, difference_cells
-from fairseq_headgates.drawing.result import Result, Table, Word, short_names
+from fairseq_headgates.drawing.panels import Panel, draw_sizes, row_of
+from fairseq_headgates.drawing.result import Plot, Result, Table, Word, short_names
 from fairseq_headgates.drawing.tables import p_value_text, rounded
 from fairseq_headgates.files import read_record
 from fairseq_headgates.heads import Signature
 
 SENTENCES, WORDS, CHARACTERS = 3, 30, 40  # that are shown of translations, of one, and of a word
+COLLAPSED = 0.5  # of the score of the first model: below it, a model does not choose sentences
 
 
 def results(contents: Sequence[object]) -> Iterator[Result]:
@@ -27,6 +30,7 @@ def results(contents: Sequence[object]) -> Iterator[Result]:
         header = list(dict.fromkeys(title for row in rows for title in row))
         cells = [[name, *(row.get(title, "") for title in header)] for name, row in zip(names, rows, strict=True)]
         title = f"{len(group)} model{'s' * (len(group) > 1)} on the subset {first.subset}"
+        panels = _panels(group, names) if len({each.parameters for each in group}) > 1 else []
         yield Result(
             kind="Results",
             title=title,
@@ -34,14 +38,29 @@ def results(contents: Sequence[object]) -> Iterator[Result]:
             sentence=_sentence(group, names, changes),
             note="Scores with 95% confidence intervals, and changes from the first model with their p-value.",
             tables=[Table("", ["model", *header], cells)],
+            figures=[Plot("", partial(row_of, panels))] if panels else [],
         )
         if sentences := _translations(group, names):
             yield Result(
                 kind="Translations",
                 title=title,
-                note=f"Marked: words that {names[0]} does not have at this place; [...]: words that only it has.",
+                note=f"Marked: what differs from {names[0]}, the first model. [...]: words that only it has.",
                 tables=sentences,
             )
+
+
+def _panels(group: Sequence[Evaluation], names: Sequence[str]) -> list[Panel]:
+    """Return plots of the first loss and of the first score over the number of parameters."""
+    models, lines = dict(zip(names, group, strict=True)), dict[str, dict[str, list[tuple[float, float]]]]()
+    for subset, loss in [*group[0].losses.items()][:1]:
+        lines[f"{subset} bits/{loss.unit}"] = {
+            name: [(each.parameters, each.losses[subset].mean)]
+            for name, each in models.items()
+            if subset in each.losses
+        }
+    for score in [*group[0].scores][:1]:
+        lines[score] = {name: [(each.parameters, each.scores[score].score)] for name, each in models.items()}
+    return [Panel(title, partial(draw_sizes, lines=points, x="parameters", y=title)) for title, points in lines.items()]
 
 
 def same_data(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
@@ -95,7 +114,7 @@ def _sentence(group: Sequence[Evaluation], names: Sequence[str], changes: Sequen
 
 
 def _translations(group: Sequence[Evaluation], names: Sequence[str]) -> list[Table]:
-    """Return the translations of some sentences: those with the most different ones.
+    """Return the translations of some sentences: those with the most different ones of models that have not collapsed.
 
     The rows are the reference, the first model, and models that translate the sentence in another way; then those that
     do not.
@@ -104,7 +123,9 @@ def _translations(group: Sequence[Evaluation], names: Sequence[str]) -> list[Tab
     first, *others = [each.predictions or [] for each in group]
     if not others or not all(isinstance(each, str) for each in references):
         return []
-    different = [len({first[i], *(of_model[i] for of_model in others)}) for i in range(len(references))]
+    scores = [each.scores["BLEU"].score for each in group]
+    kept = [of_model for of_model, score in zip(others, scores[1:], strict=True) if score >= COLLAPSED * scores[0]]
+    different = [len({first[i], *(of_model[i] for of_model in kept)}) for i in range(len(references))]
     shown = sorted(range(len(references)), key=different.__getitem__, reverse=True)[:SENTENCES]
     tables = []
     for i in sorted(i for i in shown if different[i] > 1):

@@ -23,12 +23,15 @@ def mean_loss(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
 
 
 @torch.no_grad()
-def sentence_losses(model: nn.Module, corpus: Corpus) -> tuple[list[float], list[int]]:
+def sentence_losses(
+    model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter
+) -> tuple[list[float], list[int]]:
     """Return the loss of each sentence or block of text, in bits, and how many targets count in it.
 
     Both are in the order of the corpus. Raise ValueError if the sum is not finite.
     """
-    losses = corpus.in_order(corpus.losses(model, sample).double().sum(-1).tolist() for sample in corpus.batches)
+    batches = progress(corpus.batches)
+    losses = corpus.in_order(corpus.losses(model, sample).double().sum(-1).tolist() for sample in batches)
     counts = corpus.in_order(corpus.counted(sample).sum(-1).tolist() for sample in corpus.batches)
     finite(sum(losses), sum(counts))
     return losses, counts

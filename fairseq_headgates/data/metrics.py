@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Metric:
         """Return a copy of a model, prepared for `predict`."""
         return use_head_attention(copy.deepcopy(model))
 
-    def predict(self, model: nn.Module) -> list[Any]:
+    def predict(self, model: nn.Module, progress: Callable[[Iterable], Iterable] = iter) -> list[Any]:
         """Return the predictions of a prepared model, in the order of the corpus."""
         raise NotImplementedError
 
@@ -71,9 +71,9 @@ class Bleu(Metric):
         model.prepare_for_inference_(self.corpus.cfg)  # type: ignore[operator]
         return model
 
-    def predict(self, model: nn.Module) -> list[str]:
+    def predict(self, model: nn.Module, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
         """Return the translations of a prepared model."""
-        return translate(model, self.corpus)
+        return translate(model, self.corpus, progress)
 
 
 def not_comparable(corpus: Corpus, references: Sequence[str]) -> str:
@@ -106,11 +106,11 @@ class Accuracy(Metric):
         super().__init__(corpus, corpus.in_order(sample["target"].view(-1).tolist() for sample in corpus.batches))
 
     @torch.no_grad()
-    def predict(self, model: nn.Module) -> list[int]:
+    def predict(self, model: nn.Module, progress: Callable[[Iterable], Iterable] = iter) -> list[int]:
         """Return the class that the model predicts for every sentence."""
-        objective = self.corpus.objective
+        objective, batches = self.corpus.objective, progress(self.corpus.batches)
         assert isinstance(objective, Classes)  # the only one with this metric
-        return self.corpus.in_order(objective.predicted(model, sample).tolist() for sample in self.corpus.batches)
+        return self.corpus.in_order(objective.predicted(model, sample).tolist() for sample in batches)
 
 
 METRICS: dict[str, type[Bleu] | type[Accuracy]] = {"bleu": Bleu, "accuracy": Accuracy}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,12 @@ class Rates:
         return Rates(tuple(mine / others for mine, others in zip(self.rounds, other.rounds, strict=True)))
 
 
-def speeds(systems: Sequence[Callable[[], int]], device: torch.device, rounds: int) -> list[Rates]:
+def speeds(
+    systems: Sequence[Callable[[], int]],
+    device: torch.device,
+    rounds: int,
+    progress: Callable[[Iterable], Iterable] = iter,
+) -> list[Rates]:
     """Measure how many units each system does per second; it returns their number.
 
     The systems take turns, so that other work on the machine concerns all of them. The first round, in which memory is
@@ -54,7 +59,7 @@ def speeds(systems: Sequence[Callable[[], int]], device: torch.device, rounds: i
     """
     clock = clock_of(device)
     found: list[list[float]] = [[] for _ in systems]
-    for turn in range(rounds + 1):
+    for turn in progress(range(rounds + 1)):
         for number, system in enumerate(systems):
             begun = clock()
             units = system()

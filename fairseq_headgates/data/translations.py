@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,13 +59,13 @@ def beam_search(model: nn.Module, corpus: Corpus) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def translate(model: nn.Module, corpus: Corpus) -> list[str]:
+def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
     """Translate a corpus by a model prepared for inference. Return the translations in the order of the sentences."""
     prefix = corpus.cfg.generation.prefix_size
     translations = []
     with beam_search(model, corpus) as generator:
         texts = Texts(corpus, generator)
-        for sample in corpus.batches:
+        for sample in progress(corpus.batches):
             forced = sample["target"][:, :prefix] if prefix > 0 else None
             best = corpus.task.inference_step(generator, [model], sample, prefix_tokens=forced)
             translations.append([texts.text(hypotheses[0]["tokens"]) for hypotheses in best])

@@ -82,14 +82,15 @@ def compression_panels(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
                 line = lines.setdefault(" and ".join(each["units"]), [whole])
                 line.append((place(each), each[measure][1]))
             ordered = {units: sorted(line) for units, line in lines.items()}
-            panels.append(Panel(label, partial(_compression, lines=ordered, x=x, y=label)))
+            panels.append(Panel(label, partial(draw_sizes, lines=ordered, x=x, y=label)))
     return panels
 
 
-def _compression(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
+def draw_sizes(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> None:
+    """Draw lines over the speed or a number of parameters, smaller models to the right."""
     draw_lines(axes, lines, x, y)
     if x != "speed":
-        axes.invert_xaxis()  # smaller models to the right, as with the speed
+        axes.invert_xaxis()
 
 
 def draw_lines(

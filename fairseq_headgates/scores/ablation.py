@@ -77,7 +77,7 @@ def _losses_with_memory(
             with masked(model, _mask(model, module, head, mode)):
                 losses.append(mean_loss(model, corpus))
         losses_of_modules[module] = torch.tensor(losses, dtype=torch.double)
-    return mean_loss(model, corpus), module_table(model, losses_of_modules, f"nll|{mode}")
+    return mean_loss(model, corpus, progress), module_table(model, losses_of_modules, f"nll|{mode}")
 
 
 @torch.no_grad()

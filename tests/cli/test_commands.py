@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,16 @@ def test_the_command_that_comes_next_has_the_options_of_this_one():
 
 def test_without_arguments_the_help_is_printed(run):
     assert run("headgates") == run("headgates", "--help")
+
+
+def test_the_help_lists_the_main_commands_first_each_in_a_line(headgates):
+    found = re.fullmatch(
+        r"usage: .+\n\n.+\n\ncommands:\n(.+)\n\nalso:\n(.+)\n\noptions:\n.+", headgates("--help"), re.DOTALL
+    )
+    first, others = ([line.split()[0] for line in lines.splitlines()] for lines in found.groups())
+    assert " ".join(first) == "compress evaluate prune score curve explain convert"
+    assert others == sorted(set(find_commands()) - set(first))
+    assert max(map(len, headgates("--help").splitlines())) < 80
 
 
 START = (

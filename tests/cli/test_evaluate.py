@@ -225,10 +225,30 @@ def test_speeds_are_those_of_the_rounds_after_the_first(threads, clock, monkeypa
 
 
 def test_a_speed_has_the_interval_of_its_rounds(on_toy, monkeypatch):
-    measured = lambda systems, device, rounds: [Rates((900.0, 1234.0, 1000.0)[:rounds])]  # noqa: E731
+    measured = lambda systems, device, rounds, progress: [Rates((900.0, 1234.0, 1000.0)[:rounds])]  # noqa: E731
     monkeypatch.setattr("fairseq_headgates.data.speed.speeds", measured)
     table = {rounds: on_toy("evaluate", "--speed", rounds, *SEARCH) for rounds in (1, 3)}
     assert " 900\n" in table[1] and " 1,234 [900, 1,234]\n" in table[3]
+
+
+@pytest.mark.parametrize(
+    ("command", "steps"),
+    [
+        (["evaluate", "--speed", 1], ["bleu", "valid", "speed"]),
+        (
+            ["compress", "--params", 0.9, "--fit-sentences", 60, "--metric", "bleu", "--speed"],
+            ["costs", "repair", "loss", "loss", "loss", "bleu", "loss", "bleu", "work", "speed"],
+        ),
+        (["explain"], ["sentences"]),
+    ],
+)
+def test_what_takes_long_has_a_progress_bar(command, steps, on_toy, monkeypatch):
+    found = []
+    progress = lambda text, shown: lambda iterable: found.append(text.split()[-1]) or iterable  # noqa: E731
+    monkeypatch.setattr("fairseq_headgates.cli.session.progress", progress)
+    monkeypatch.setattr("fairseq_headgates.compression.timing.SECONDS", 0)
+    on_toy(*command, *SEARCH)
+    assert found == steps
 
 
 # --- wrong options ---------------------------------------------------------------------------------------------------

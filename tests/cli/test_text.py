@@ -84,7 +84,8 @@ def test_the_one_text_of_a_language_model(task, headgates, toy_text, toy_classes
     options = ["--path", tmp_path / "checkpoint_last.pt", *task, *READ, "--json", "--gen-subset", "train"]
     expected, found = (json.loads(headgates("evaluate", *p, *options)) for p in ([data], ["--text", text]))
     assert expected["losses"] == found["losses"]
-    headgates("compress", *options[:-2], "--params", 0.9, "--text", text)
+    (small,) = json.loads(headgates("compress", *options[:-2], "--params", 0.9, "--text", text))
+    assert small["ppl"] == pytest.approx([2**bits for bits in small["loss"]])
 
 
 @pytest.mark.release

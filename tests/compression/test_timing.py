@@ -128,9 +128,9 @@ def measured(monkeypatch):
     def measured(*factors):
         left = list(factors)
 
-        def speedups(*given):
+        def speedups(*given, **options):
             factor = left.pop(0) if len(left) > 1 else left[0]
-            return [Rates(tuple(factor * each for each in rates.rounds)) for rates in original(*given)]
+            return [Rates(tuple(factor * each for each in rates.rounds)) for rates in original(*given, **options)]
 
         monkeypatch.setattr(timing.Work, "speedups", speedups)
 
@@ -225,7 +225,7 @@ def test_a_speed_that_is_missed_is_said(toy, checkpoints, capsys, tmp_path, monk
     """After the table is printed and the model is written."""
     found = Rates((1.25, 1.3, 1.4))
     monkeypatch.setattr(timing, "LEVELS", 1)
-    monkeypatch.setattr(timing.Work, "speedups", lambda self, whole, *models: [found] * len(models))
+    monkeypatch.setattr(timing.Work, "speedups", lambda self, whole, *models, progress: [found] * len(models))
     out = tmp_path / "slow.pt"
     words = [toy.data, "--path", checkpoints["baseline"], "--gen-subset", "valid", *READ, "--fit-sentences", 60]
     assert main(list(map(str, ["compress", *words, "--speedup", 1.2, "--out", out]))) == 2

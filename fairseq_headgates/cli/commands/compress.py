@@ -77,7 +77,7 @@ def _units(text: str) -> tuple[str, ...]:
     "headgates compress data-bin --path baseline/checkpoint_best.pt --speedup 1.3 --beam 4 --cpu --plot speeds.svg",
 )
 class Compress(Text, Precision, Output):
-    """Remove heads and feed-forward neurons so that a model has a given size or speed.
+    """Remove heads and neurons until a model has a given size or speed.
 
     Remove the attention heads and feed-forward neurons whose removal raises the loss least, until the model has a given
     number of parameters or a given speed. Then refit the remaining linear layers by least squares. Nothing is

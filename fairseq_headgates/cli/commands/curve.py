@@ -45,7 +45,10 @@ ORDER = methodcaller("add_mutually_exclusive_group", required=True)
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
 class Curve(FirstSentences, Scores, Refit, Precision, Output):
-    """Measure loss, BLEU or accuracy while the least important heads are removed step by step."""
+    """Measure loss, BLEU or accuracy with fewer and fewer heads.
+
+    Measure loss, BLEU or accuracy while the least important heads are removed step by step.
+    """
 
     by: str | None = option(
         metavar="METHOD",
@@ -83,7 +86,7 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         type=numbers("a list of percentages such as 0,10,20, from 0 to 100", float, 0, 100),
         default=list(range(0, 100, 10)),
         help="percentages of the open heads of --types that are removed in total at each point (default: "
-        "0,10,...,90). The number of heads that are left is rounded half up",
+        "0,10,...,90). The number of remaining heads is rounded half up",
     )
     metric: str | None = metric("bleu; ppl for language models, accuracy for classifiers")
     tsv: str | None = option(metavar="FILE", writes=True, help="write the points as tab-separated values")
@@ -145,14 +148,17 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
             measured = measured.with_parts({"refit": f"{fit.subset}-{fit.sentences}"})
         scores, rescore = self._scores(session, loaded)
         alive = open_mask(loaded.model)
-        whole = metric.predict(metric.prepared(loaded.model)) if metric and metric.name == "accuracy" else None
+        whole = None
+        if metric and metric.name == "accuracy":
+            whole = metric.predict(metric.prepared(loaded.model), session.progress("accuracy"))
         lacks_bleu = name in ("nll", "ppl") and "accuracy" not in session.objective.metrics
         points = []
         for curve, types in _curves(self, scores).items():
             steps = pruning_curve(
                 loaded.model, loaded.corpus, scores, alive, self.steps, types, rescore, metric, journal, remove
             )
-            for point in session.progress(f"{session.name(path)} {curve}")(steps):
+            shown = session.progress(f"{session.name(path)} {curve}")(sorted(set(self.steps)))
+            for _, point in zip(shown, steps, strict=True):
                 points.append(
                     {
                         "checkpoint": session.name(path),

@@ -40,7 +40,7 @@ def _subset_and_file(text: str) -> tuple[str, str]:
     "headgates evaluate data-bin --path pruned.pt --cpu --inference-dtype int8 --speed --out int8.json",
 )
 class Evaluate(Text, Precision, Output):
-    """Measure loss, BLEU or accuracy, and speed of checkpoints, and test their differences.
+    """Measure loss, BLEU or accuracy, and speed; test differences.
 
     Measure loss and perplexity, and BLEU and chrF2 (translation) or accuracy (classification), with 95% confidence
     intervals. With several checkpoints, test the difference of each from the first. For BLEU of detokenised text pass
@@ -96,10 +96,10 @@ class Evaluate(Text, Precision, Output):
         from fairseq_headgates.data.workers import device_of
 
         evaluator = _Evaluator(self, session)
-        evaluations = [evaluator.evaluate(path) for path in session.progress("evaluate")(session.paths)]
+        evaluations = [evaluator.evaluate(path) for path in session.paths]
         if self.speed:
             unit = {"bleu": "words", "accuracy": "sentences"}.get(evaluator.metric, "tokens")
-            measured = speeds(evaluator.systems, device_of(session.fairseq), self.speed)
+            measured = speeds(evaluator.systems, device_of(session.fairseq), self.speed, session.progress("speed"))
             intervals = [rates.interval for rates in measured]
             found = [Speed(unit, fast, (slow, fast) if self.speed > 1 else None) for slow, fast in intervals]
             evaluations = [replace(each, speed=speed) for each, speed in zip(evaluations, found, strict=True)]
@@ -163,15 +163,15 @@ class _Evaluator:
         from fairseq_headgates.data.speed import run_once
 
         session, options, subset = self.session, self.options, self.session.fairseq.gen_subset
-        model, origin = session.model(path)
+        name, (model, origin) = session.name(path), session.model(path)
         needed = [subset] if self.metric in METRICS or options.speed else []
-        corpora = {name: session.corpus(model, name) for name in dict.fromkeys([*needed, *self.losses])}
+        corpora = {each: session.corpus(model, each) for each in dict.fromkeys([*needed, *self.losses])}
         signature = self._signature(corpora, origin)
         gate = to_table(gate_values(model), "gate")
         metric = session.metric(self.metric, model, corpora[subset]) if needed else None
         self._check_lines(corpora)
         prepared = metric.prepared(model) if metric else model
-        predictions: Any = metric.predict(prepared) if metric else None
+        predictions: Any = metric.predict(prepared, session.progress(f"{name} {metric.name}")) if metric else None
         if metric and self.reference is not None:
             metric.use([self.reference[number] for number in corpora[subset].numbers()])
         if options.hypotheses:
@@ -180,13 +180,13 @@ class _Evaluator:
         if options.speed:
             self.systems.append(partial(run_once, prepared, corpora[subset], metric))
         return Evaluation(
-            checkpoint=session.name(path),
+            checkpoint=name,
             heads=open_counts(gate),
             layers={each: [sum(value > 0 for value in row) for row in rows] for each, rows in gate.layers.items()},
             parameters=number_of_parameters(model),
-            losses={name: self._loss(model, corpora[name]) for name in self.losses},
+            losses={each: self._loss(model, corpora[each], f"{name} loss {each}") for each in self.losses},
             subset=subset,
-            scores={name: scorer.score(predictions) for name, scorer in metric.scorers.items()} if metric else {},
+            scores={each: scorer.score(predictions) for each, scorer in metric.scorers.items()} if metric else {},
             predictions=predictions,
             references=metric.references if metric else None,
             speed=None,
@@ -219,12 +219,12 @@ class _Evaluator:
             if lines != eos_tokens:
                 raise ValueError(f"--words {subset} has {lines:,} lines, the subset {eos_tokens:,}: {GIVE_TEXT}")
 
-    def _loss(self, model: nn.Module, corpus: Corpus) -> Loss:
+    def _loss(self, model: nn.Module, corpus: Corpus, title: str) -> Loss:
         from fairseq_headgates.data.corpus_losses import occurrences, sentence_losses
         from fairseq_headgates.data.objectives import NextToken
         from fairseq_headgates.data.results import Loss
 
-        sentences, counts = sentence_losses(model, corpus)
+        sentences, counts = sentence_losses(model, corpus, self.session.progress(title))
         others: dict[str, Any] = {}
         if isinstance(corpus.objective, NextToken):
             unknown = occurrences(corpus, corpus.task.target_dictionary.unk())

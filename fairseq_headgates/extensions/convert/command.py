@@ -84,7 +84,7 @@ class Convert(Choice, Checkpoint):
 
 
 def _alignment_heads(text: str, model: nn.Module) -> list[HeadId]:
-    """Return the heads that --alignment-heads names, or the best that is left of those of a functions file."""
+    """Return the heads that --alignment-heads names, or the best remaining one of a functions file."""
     from fairseq_headgates.attention.cuts import kept_mask
     from fairseq_headgates.attention.modules import head_counts
 

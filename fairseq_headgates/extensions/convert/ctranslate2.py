@@ -100,7 +100,7 @@ def check_alignment_heads(model: nn.Module, heads: Sequence[HeadId]) -> None:
     }
     for head in heads:
         if head not in left:
-            raise ValueError(f"the alignment head {head} is removed, or not in the model: choose one that is left")
+            raise ValueError(f"the alignment head {head} is removed, or not in the model: choose a remaining head")
         if (head.attention_type, head.layer) != ("dec-enc", heads[0].layer):
             raise ValueError(
                 "the alignment heads are of several layers or types: CTranslate2 takes heads of one layer of dec-enc"

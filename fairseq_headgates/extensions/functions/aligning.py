@@ -117,10 +117,10 @@ def weights_by(by: str, model: nn.Module, result: dict[str, Any]) -> tuple[str, 
     if by in EXPLANATIONS:
         return by, contributions_by(model, by)
     heads = [best_head(result)] if by == "best" else []
-    for part in by.split(",") if by != "best" else ():  # of an asterisk, the heads that are left
+    for part in by.split(",") if by != "best" else ():  # of an asterisk, the remaining heads
         named = parse_heads(part, {"dec-enc": sizes["dec-enc"]}, "--align-by")
         left = [head for head in named if result["heads"]["dec-enc"][head.layer][head.head] is not None]
         if not left:
-            raise ValueError(f"--align-by has {part}, which is removed: name heads that are left")
+            raise ValueError(f"--align-by has {part}, which is removed: name remaining heads")
         heads += [head for head in left if head not in heads]
     return ",".join(f"dec-enc:{head.layer}.{head.head}" for head in heads), attention_of(model, heads)

@@ -83,8 +83,8 @@ class Functions(FirstSentences, Output):
     )
     align_by: str | None = option(
         metavar="WHAT",
-        help="weights of --write-alignments: the mean attention weights of heads (dec-enc:1.3,dec-enc:2.*; * is those "
-        "that are left); best: those of the head with the highest alignment rate, with --alignment; or contributions "
+        help="weights of --write-alignments: the mean attention weights of heads (dec-enc:1.3,dec-enc:2.*; * is all "
+        "remaining heads); best: those of the head with the highest alignment rate, with --alignment; or contributions "
         f"of tokens ({', '.join(EXPLANATIONS)}) as in `headgates explain` (default: alti)",
     )
     no_rare: bool = option(default=False, help="do not look for heads that attend to rare tokens")

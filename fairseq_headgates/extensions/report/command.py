@@ -6,7 +6,7 @@ from typing import Any
 
 from fairseq_headgates.cli.command import Answer, argument, command, option
 from fairseq_headgates.cli.options import LoadsCheckpoint
-from fairseq_headgates.cli.output import check_matplotlib
+from fairseq_headgates.cli.output import check_matplotlib, progress
 from fairseq_headgates.cli.parser import filled
 from fairseq_headgates.messages import logging_only
 
@@ -47,6 +47,7 @@ class Report(LoadsCheckpoint):
         from fairseq_headgates.extensions.report.page import report_page
 
         with logging_only(logging.WARNING, "matplotlib"):  # fairseq sets the level of all loggers
-            found = list(read_results(self.files, self.trust, self.arch))
-            page = report_page(found, shlex.join(["headgates", "report", *self.files, "--out", self.out]))
+            found = list(progress("read")(read_results(self.files, self.trust, self.arch)))
+            made_by = shlex.join(["headgates", "report", *self.files, "--out", self.out])
+            page = report_page(found, made_by, progress("draw"))
         return Answer(files={"out": page})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from itertools import count, groupby
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 from fairseq_headgates import __version__
 from fairseq_headgates.drawing.maps import templates
@@ -29,11 +29,13 @@ KINDS = (
 )
 
 
-def report_page(found: Sequence[tuple[str, Result]], command: str) -> str:
+def report_page(
+    found: Sequence[tuple[str, Result]], command: str, progress: Callable[[Iterable], Iterable] = iter
+) -> str:
     """Return the page of results, each with the names of its files, and the command that makes it."""
     order = {kind: number for number, kind in enumerate(KINDS)}
     found = sorted(found, key=lambda each: order.get(each[1].kind, len(order)))
-    numbers = count(1)
+    numbers = iter(progress(range(1, 1 + sum(len(result.figures) for _, result in found))))
     page = templates("report").get_template("report.html").render(
         sections={kind: list(group) for kind, group in groupby(found, key=lambda each: each[1].kind)},
         sentence=next((result.sentence for _, result in found if result.sentence), ""),

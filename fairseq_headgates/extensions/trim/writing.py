@@ -23,6 +23,7 @@ from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.extensions.trim import folder
 from fairseq_headgates.extensions.trim.vocabulary import always_kept, chosen, removed_probability, trim_checkpoint
 from fairseq_headgates.plugin.models.building import build_model
+from fairseq_headgates.scores.options import Progress
 
 MODEL = "model.pt"  # the checkpoint in the new folder
 
@@ -165,7 +166,8 @@ def trim(
         lines.append(f"mean probability of the removed symbols, {measured}: {probability:.2g}")
     if "bleu" in corpus.objective.metrics:
         with_new = load_corpus(args, setup_task(args), smaller, session.options.sentences, corpus.subset)
-        found = [_translations(each, data) for each, data in ((model, corpus), (smaller, with_new))]
+        progress = session.progress("translate")
+        found = [_translations(each, data, progress) for each, data in ((model, corpus), (smaller, with_new))]
         changed = sum(old != new for old, new in zip(*found, strict=True))
         lines.append(f"translations that differ, {measured}: {changed}")
     if vocabularies.pieces:
@@ -179,7 +181,7 @@ def _bytes(state: Mapping[str, Any]) -> int:
     return sum({(each.data_ptr(), each.nbytes): each.nbytes for each in weights}.values())
 
 
-def _translations(model: nn.Module, corpus: Corpus) -> list[str]:
+def _translations(model: nn.Module, corpus: Corpus, progress: Progress) -> list[str]:
     metric = metric_of("bleu", model, corpus)
     assert metric is not None
-    return metric.predict(metric.prepared(model))
+    return metric.predict(metric.prepared(model), progress)

@@ -290,6 +290,28 @@ def test_translations_are_those_on_which_most_models_disagree():
     assert [table.title for table in said(group)["Translations"].tables] == ["sentence 2", "sentence 4", "sentence 6"]
 
 
+def test_a_model_that_has_collapsed_chooses_no_translations():
+    texts = [["a"] * 6, ["a", "a", "a", "a", "b", "a"], ["the"] * 6]
+    group = [evaluation(f"{i}.pt") for i in range(3)]
+    for each, predictions in zip(group, texts, strict=True):
+        object.__setattr__(each, "predictions", predictions)
+        object.__setattr__(each, "references", texts[0])
+    group[2].scores["BLEU"] = Score(1.0, (0.0, 2.0), group[0].scores["BLEU"].signature)
+    [table] = said(group)["Translations"].tables
+    assert table.title == "sentence 5" and table.rows[-1] == ["2", [("the", True)]]
+    assert "Translations" not in said([group[0], group[2]])
+    assert said(group)["Translations"].note.startswith("Marked: what differs from 0, the first model.")
+
+
+def test_models_of_several_sizes_are_points_over_their_parameters():
+    pytest.importorskip("matplotlib")
+    group = [evaluation("whole.pt"), evaluation("small.pt", parameters=70)]
+    [axes] = said(group)["Results"].figures[0].draw().axes
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[100, 50]], [[70, 50]]]
+    assert [line.get_label() for line in axes.lines] == ["whole", "small"] and axes.xaxis_inverted()
+    assert axes.get_ylabel() == "BLEU" and not said([evaluation("whole.pt")])["Results"].figures
+
+
 @pytest.mark.parametrize("slower", [0.6, None])
 def test_a_speed_that_may_be_noise_is_in_no_sentence(slower):
     """The slowest round of the model is slower than the fastest of the whole one, or there is one round."""
