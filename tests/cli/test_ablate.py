@@ -61,11 +61,11 @@ def test_masking_a_closed_head_changes_nothing(on_toy, checkpoints, tmp_path):
 def test_a_stopped_ablation_goes_on(on_toy, tmp_path, monkeypatch):
     translate, calls = metrics.translate, []
 
-    def stop_at_the_fifth(model, corpus):
+    def stop_at_the_fifth(*arguments):
         calls.append(1)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return translate(model, corpus)
+        return translate(*arguments)
 
     options = ["--mode", "all-but-one", "--metric", "bleu", *SEARCH, "--out", tmp_path / "out.json"]
     expected = tmp_path / "expected.json"
