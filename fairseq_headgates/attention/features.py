@@ -42,7 +42,7 @@ FEATURES = {
     "scale-heads": "scaled heads (--scale-heads)",
     "scale-fc": "a LayerNorm within the feed-forward layer (--scale-fc)",
     "scale-resids": "scaled residuals (--scale-resids)",
-    "lang-tok": "language tokens in place of <s> and </s> (--lang-tok-replacing-bos-eos)",
+    "lang-tok": "language tags in place of <s> and </s> (--lang-tok-replacing-bos-eos)",
 }
 # Classes are compared by identity, because a subclass may compute something else.
 ENCODERS = {transformer.TransformerEncoder, transformer.TransformerEncoderBase, BeamEncoder}

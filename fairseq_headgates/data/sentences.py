@@ -73,7 +73,7 @@ def typed_sentences(args: Namespace, task: Any, model: nn.Module, lines: Iterabl
 
 
 def _replaces_marks(task: Any) -> bool:
-    """Return whether tokens of languages replace </s> in the sentences of a multilingual task."""
+    """Return whether language tags replace </s> in the sentences of a multilingual task."""
     return hasattr(task, "data_manager") and task.args.lang_tok_replacing_bos_eos
 
 

@@ -62,7 +62,7 @@ def subwords_of(symbols: Sequence[str]) -> str:
 def no_words(task: Any, side: str) -> list[int]:
     """Return the symbols of the "source" or "target" dictionary that are no words.
 
-    These are the special symbols except <unk>, <mask>, tokens of languages, and fillers (madeupword0000).
+    These are the special symbols except <unk>, <mask>, language tags, and fillers (madeupword0000).
     """
     dictionary = getattr(task, f"{side}_dictionary")
     special = {*dictionary.symbols[: dictionary.nspecial]} - {dictionary.unk_word}

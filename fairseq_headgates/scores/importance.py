@@ -69,7 +69,7 @@ def score(
 def confidence(model: nn.Module, corpus: Corpus, options: ScoreOptions) -> HeadTable:
     """Mean over tokens of a head's largest attention weight, without end of sentence (Voita et al. 2019, section 4).
 
-    EOS, <s> and tokens of languages are excluded from keys and queries. The queries of a decoder are the tokens of the
+    EOS, <s> and language tags are excluded from keys and queries. The queries of a decoder are the tokens of the
     prefix, whose first is EOS.
     """
     sums = _Sums(model)

@@ -78,7 +78,7 @@ def vocabulary_of(tokenizer: dict[str, Any]) -> dict[str, int]:
 
 
 def read_vocabulary(folder: Path, name: str = "vocab.json") -> dict[str, int]:
-    """Return the symbols of an encoder-decoder and their numbers, tokens of languages included."""
+    """Return the symbols of an encoder-decoder and their numbers, language tags included."""
     if (folder / "tokenizer.json").is_file() and not (folder / "source.spm").is_file():
         return vocabulary_of(read_tokenizer(folder))
     model = folder / "sentencepiece.bpe.model"

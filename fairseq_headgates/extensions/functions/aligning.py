@@ -1,7 +1,7 @@
 """Word alignments of a translation model: from the attention weights of heads, or from contributions of tokens.
 
 Every target word is aligned with the source word that has the largest weight: the sum over the subwords of the source
-word, the mean over those of the target word. EOS and tokens of languages are no words.
+word, the mean over those of the target word. EOS and language tags are no words.
 
 Shapes: B sentences, T target length, S source length.
 """

@@ -23,7 +23,7 @@ class Trim(FirstSentences):
 
     Remove the rows of embeddings and output layer whose symbols do not occur in the data: a large part of the
     parameters of a multilingual model (NLLB, M2M-100). Write a folder with the checkpoint (model.pt), the dictionaries,
-    and the binarised data with new token indices. Special symbols, language tokens and single characters are always
+    and the binarised data with new token indices. Special symbols, language tags and single characters are always
     kept. --gen-subset (default: valid) is the subset on which both models are compared.
     """
 

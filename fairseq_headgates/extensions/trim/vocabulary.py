@@ -36,12 +36,12 @@ AVERAGES = ("ema", "ema_fp32_params")  # moving averages of the weights, in the 
 def always_kept(dictionary: Dictionary, no_words: Iterable[int], stored: int) -> Tensor:
     """Return which symbols are kept whatever the data have [V].
 
-    These are special symbols, tokens of languages, single characters, with which every word can be written, and all
+    These are special symbols, language tags, single characters, with which every word can be written, and all
     that the task adds to the `stored` symbols of the file.
 
     Args:
         dictionary: the dictionary of the task
-        no_words: special symbols, tokens of languages and fillers; see `data.symbols.no_words`
+        no_words: special symbols, language tags and fillers; see `data.symbols.no_words`
         stored: number of symbols of the file of the dictionary, special symbols included
     """
     mark = MARKS.get(subwords_of(dictionary.symbols))
