@@ -48,7 +48,7 @@ class Prune(Checkpoint, Choice, Precision, Refit):
         help="after the removal, refit out_proj of attention and fc2 of feed-forward blocks by least squares, from the "
         "first block that loses heads on, so that hidden states stay close to those before. Needs DATA, a folder "
         "written by fairseq-preprocess; options of fairseq-generate set task and batches (--task, --max-tokens, "
-        "--cpu, ...). Do not use it if the model is trained further: FILE has no optimiser state",
+        "--cpu, ...). Unnecessary before further training; FILE has no optimiser state",
     )
 
     def files_to_write(self) -> dict[str, str]:
