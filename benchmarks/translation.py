@@ -20,6 +20,7 @@ row, by paired bootstrap. `ms` is the time of a sentence that is translated alon
 import argparse
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -161,15 +162,14 @@ def plot(rows: dict[str, dict], file: str) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
-    for name, row in rows.items():
+    for (name, row), marker in zip(rows.items(), cycle("os^vDP*X<>h"), strict=False):
         engine, _, path = name.partition(":")
-        place = row["sentences/s"], float(row["BLEU"].split()[0])
-        axes.plot(*place, "o", color=ENGINES[engine])
-        axes.annotate(f" {Path(path).stem}, {engine}", place, va="center", fontsize=9)
+        label = f"{Path(path).stem}, {engine}"
+        axes.plot(row["sentences/s"], float(row["BLEU"].split()[0]), marker, color=ENGINES[engine], label=label)
+    figure.legend(loc="outside right upper", frameon=False)
     axes.set(xlabel=f"sentences per second, batches of {BATCH}", ylabel="BLEU")
-    axes.margins(x=0.2, y=0.1)
     axes.spines[["top", "right"]].set_visible(False)
     with rc_context(TEXT_STYLE):
         figure.savefig(file)
