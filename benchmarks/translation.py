@@ -32,7 +32,8 @@ from harness import finish, timed
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesDetokenizer
 
-from fairseq_headgates.data.statistics import paired_bootstrap, score_interval
+from fairseq_headgates.data.results import TextScorer
+from fairseq_headgates.drawing.tables import p_value_text, with_interval
 from fairseq_headgates.drawing.text import TEXT_STYLE
 
 ENGINES = {"fairseq": "0.5", "headgates": "C1", "int8": "C3", "ctranslate2": "C0", "ctranslate2-int8": "C2"}  # colours
@@ -80,19 +81,14 @@ class Data:
     """The test set of a folder of fairseq-preprocess, and its raw references."""
 
     def __init__(self, given: argparse.Namespace):
-        self.cfg = self.config(given)
+        search = ["--beam", str(given.beam), "--max-len-b", str(LENGTH_LIMIT), "--path", "unused", "--cpu"]
+        parsed = options.parse_args_and_arch(options.get_generation_parser(), [given.data, *search])
+        self.cfg = convert_namespace_to_omegaconf(parsed)
         self.task = tasks.setup_task(self.cfg.task)
         self.task.load_dataset("test")
         self.sentences = self.task.dataset("test")
         self.reference = Path(given.reference).read_text(encoding="utf-8").splitlines()
         self.detokenizer = MosesDetokenizer(self.cfg.task.target_lang)
-
-    @staticmethod
-    def config(given: argparse.Namespace):
-        search = ["--beam", str(given.beam), "--max-len-b", str(LENGTH_LIMIT), "--path", "unused", "--cpu"]
-        return convert_namespace_to_omegaconf(
-            options.parse_args_and_arch(options.get_generation_parser(), [given.data, *search])
-        )
 
     def batches(self, size: int) -> list[list[int]]:
         """Return the numbers of the sentences in batches of similar lengths."""
@@ -148,13 +144,13 @@ def run(system: System, batches: list[list[int]]) -> None:
 
 def add_scores(rows: dict[str, dict], texts: dict[str, list[str]], reference: list[str]) -> None:
     """Add BLEU with its 95% interval, and the difference from the first row with its p-value."""
-    bleu = BLEU()
+    bleu = TextScorer(BLEU(), reference)
     first, *others = texts.values()
-    differences = [None, *paired_bootstrap(bleu, first, others, reference)]
+    differences = [None, *bleu.differences(first, others)]
     for (name, lines), difference in zip(texts.items(), differences, strict=True):
-        low, high = score_interval(bleu, lines, reference)
-        rows[name]["BLEU"] = f"{bleu.corpus_score(lines, [reference]).score:.2f} [{low:.1f}, {high:.1f}]"
-        rows[name] |= {"diff": f"{difference.value:+.2f}", "p": f"{difference.p:.3f}"} if difference else {}
+        found = bleu.score(lines)
+        rows[name]["BLEU"] = with_interval(found.score, found.interval, ".2f")
+        rows[name] |= {"diff": f"{difference.value:+.2f}", "p": p_value_text(difference.p)} if difference else {}
 
 
 def plot(rows: dict[str, dict], file: str) -> None:

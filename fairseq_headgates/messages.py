@@ -1,16 +1,18 @@
-"""Messages of one line: errors, values within errors, and what other libraries log (no torch)."""
+"""Messages: errors in one line, values within errors, progress, and what other libraries log (no torch)."""
 
 from __future__ import annotations
 
 import logging
 import reprlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
+
+Progress = Callable[[Iterable], Iterable]  # wraps an iterable in a progress bar, such as `tqdm`
 
 SHOWN = 200  # characters of a wrong value that a message repeats
 LONGEST = 4000  # characters of a message

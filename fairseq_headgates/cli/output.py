@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fairseq_headgates.cli.command import Answer, Options
 from fairseq_headgates.cli.options import LoadsCheckpoint
 from fairseq_headgates.drawing.text import text_style
 from fairseq_headgates.files import check_writable, write_whole
-from fairseq_headgates.messages import IN_WORDS, one_line, printable
+from fairseq_headgates.messages import IN_WORDS, Progress, one_line, printable
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def warn(command: str, message: str) -> None:
     print(f"headgates {command}: warning: {one_line(message)}", file=sys.stderr)
 
 
-def progress(text: str, shown: bool = True) -> Callable[[Iterable], Iterable]:
+def progress(text: str, shown: bool = True) -> Progress:
     """Return a function that wraps an iterable in a progress bar, on a terminal."""
     from tqdm import tqdm
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from fairseq_headgates.data.workers import device_of, join_workers, leave_worker
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
 from fairseq_headgates.inference.packed_linear import TOO_SMALL, set_precision, too_small_for_int8
-from fairseq_headgates.messages import logging_only
+from fairseq_headgates.messages import Progress, logging_only
 from fairseq_headgates.plugin.models.building import load_model
 from fairseq_headgates.plugin.models.language_model import read_characters
 from fairseq_headgates.safety.checkpoint import updates_of
@@ -154,7 +154,7 @@ class Session(Signatures):
         short = short_name(path)
         return short if sum(short_name(other) == short for other in self.paths) == 1 else path
 
-    def progress(self, text: str) -> Callable[[Iterable], Iterable]:
+    def progress(self, text: str) -> Progress:
         """Return a function that wraps an iterable in a progress bar, on a terminal."""
         return progress(text, shown=self.writes)
 

@@ -36,7 +36,7 @@ from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.speed import Rates
 from fairseq_headgates.data.statistics import perplexity
 from fairseq_headgates.drawing.tables import with_interval
-from fairseq_headgates.scores.options import Progress
+from fairseq_headgates.messages import Progress
 
 logger = logging.getLogger(__name__)
 

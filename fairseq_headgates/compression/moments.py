@@ -18,9 +18,8 @@ from fairseq_headgates.attention.anatomy import Block
 from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.workers import all_reduce
-from fairseq_headgates.messages import check_finite
+from fairseq_headgates.messages import Progress, check_finite
 from fairseq_headgates.scores.derivatives import differentiable, gradients
-from fairseq_headgates.scores.options import Progress
 
 RIDGE = 1e-4  # times the mean variance of the inputs
 

@@ -17,7 +17,8 @@ from fairseq_headgates.compression.search import Curve, choose, removal_curve
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.heads import HeadTable
 from fairseq_headgates.inference.packed_linear import is_plain
-from fairseq_headgates.scores.options import UNITS, Progress
+from fairseq_headgates.messages import Progress
+from fairseq_headgates.scores.options import UNITS
 
 GRAIN = 8  # feed-forward blocks keep a multiple of so many neurons
 STEPS = 20_000  # of the savings, in the search

@@ -35,9 +35,8 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.workers import all_reduce
 from fairseq_headgates.heads import Mask
-from fairseq_headgates.messages import check_finite, warn_once
+from fairseq_headgates.messages import Progress, check_finite, warn_once
 from fairseq_headgates.scores.derivatives import differentiable
-from fairseq_headgates.scores.options import Progress
 
 RIDGE = 0.1
 ROWS = 10  # with fewer for each unknown there is a warning

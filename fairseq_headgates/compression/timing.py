@@ -24,7 +24,7 @@ from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.metrics import Bleu, metric_of
 from fairseq_headgates.data.speed import Rates, clock_of, run_once, speeds
 from fairseq_headgates.inference.packed_linear import is_int8
-from fairseq_headgates.scores.options import Progress
+from fairseq_headgates.messages import Progress
 
 LEVELS = 16  # steps from all units of a block to none, all of them measured
 PASSES = 3  # measurements of every step, in turns with the whole model

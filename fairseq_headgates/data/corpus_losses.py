@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.workers import all_reduce
+from fairseq_headgates.messages import Progress
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> float:
+def mean_loss(model: nn.Module, corpus: Corpus, progress: Progress = iter) -> float:
     """Return the loss of a corpus in bits per target token, or per sentence of a classifier."""
     sums = torch.zeros(2, dtype=torch.double)
     for sample in progress(corpus.batches):
@@ -23,9 +23,7 @@ def mean_loss(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], I
 
 
 @torch.no_grad()
-def sentence_losses(
-    model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter
-) -> tuple[list[float], list[int]]:
+def sentence_losses(model: nn.Module, corpus: Corpus, progress: Progress = iter) -> tuple[list[float], list[int]]:
     """Return the loss of each sentence or block of text, in bits, and how many targets count in it.
 
     Both are in the order of the corpus. Raise ValueError if the sum is not finite.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from fairseq_headgates.data.objectives import Classes
 from fairseq_headgates.data.results import scorers
 from fairseq_headgates.data.symbols import MARKS, SHARE, subwords_of
 from fairseq_headgates.data.translations import bleu_metric, references, translate
+from fairseq_headgates.messages import Progress
 
 TOKENISED = 100  # sentences that end in a blank and a full stop; sacreBLEU warns at this number
 
@@ -51,7 +52,7 @@ class Metric:
         """Return a copy of a model, prepared for `predict`."""
         return use_head_attention(copy.deepcopy(model))
 
-    def predict(self, model: nn.Module, progress: Callable[[Iterable], Iterable] = iter) -> list[Any]:
+    def predict(self, model: nn.Module, progress: Progress = iter) -> list[Any]:
         """Return the predictions of a prepared model, in the order of the corpus."""
         raise NotImplementedError
 
@@ -71,7 +72,7 @@ class Bleu(Metric):
         model.prepare_for_inference_(self.corpus.cfg)  # type: ignore[operator]
         return model
 
-    def predict(self, model: nn.Module, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
+    def predict(self, model: nn.Module, progress: Progress = iter) -> list[str]:
         """Return the translations of a prepared model."""
         return translate(model, self.corpus, progress)
 
@@ -106,7 +107,7 @@ class Accuracy(Metric):
         super().__init__(corpus, corpus.in_order(sample["target"].view(-1).tolist() for sample in corpus.batches))
 
     @torch.no_grad()
-    def predict(self, model: nn.Module, progress: Callable[[Iterable], Iterable] = iter) -> list[int]:
+    def predict(self, model: nn.Module, progress: Progress = iter) -> list[int]:
         """Return the class that the model predicts for every sentence."""
         objective, batches = self.corpus.objective, progress(self.corpus.batches)
         assert isinstance(objective, Classes)  # the only one with this metric

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.data.metrics import Metric
+from fairseq_headgates.messages import Progress
 
 
 def run_once(model: nn.Module, corpus: Corpus, metric: Metric | None) -> int:
@@ -50,7 +51,7 @@ def speeds(
     systems: Sequence[Callable[[], int]],
     device: torch.device,
     rounds: int,
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Progress = iter,
 ) -> list[Rates]:
     """Measure how many units each system does per second; it returns their number.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq_headgates.attention.modules import evaluating
 from fairseq_headgates.data.corpus import Corpus
-from fairseq_headgates.messages import logging_only
+from fairseq_headgates.messages import Progress, logging_only
 
 BEAM_SIZES = ("beam_size", "_beam_size")  # attributes of fairseq's attention and decoders
 
@@ -59,7 +59,7 @@ def beam_search(model: nn.Module, corpus: Corpus) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def translate(model: nn.Module, corpus: Corpus, progress: Callable[[Iterable], Iterable] = iter) -> list[str]:
+def translate(model: nn.Module, corpus: Corpus, progress: Progress = iter) -> list[str]:
     """Translate a corpus by a model prepared for inference. Return the translations in the order of the sentences."""
     prefix = corpus.cfg.generation.prefix_size
     translations = []

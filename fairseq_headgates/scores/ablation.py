@@ -9,7 +9,7 @@ Shapes: B batch, T target length, H remaining heads of a layer, V variants of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.data.workers import all_reduce
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadId, HeadTable
+from fairseq_headgates.messages import Progress
 
 TOKENS = 2048  # in one batch, padding included: more would not be faster
 
@@ -35,7 +36,7 @@ TOKENS = 2048  # in one batch, padding included: more would not be faster
 
 
 def ablation_losses(
-    model: nn.Module, corpus: Corpus, mode: str = "single", progress: Callable[[Iterable], Iterable] = iter
+    model: nn.Module, corpus: Corpus, mode: str = "single", progress: Progress = iter
 ) -> tuple[float, HeadTable]:
     """Compute the loss of a model, and its loss with every single head masked ("single") or kept alone in its layer.
 
@@ -66,9 +67,7 @@ def ablation_losses(
     return finite(loss, tokens), module_table(model, dict(zip(sums, rows, strict=True)), f"nll|{mode}")
 
 
-def _losses_with_memory(
-    model: nn.Module, corpus: Corpus, mode: str, progress: Callable[[Iterable], Iterable]
-) -> tuple[float, HeadTable]:
+def _losses_with_memory(model: nn.Module, corpus: Corpus, mode: str, progress: Progress) -> tuple[float, HeadTable]:
     """Return the losses of `ablation_losses`, each in a pass of its own: masks change what a model remembers."""
     losses_of_modules = {}
     for module in progress(attention_modules(model)):
@@ -188,7 +187,7 @@ def masked_predictions(
     metric: Metric,
     masks: Mapping[HeadId, HeadTable],
     journal: ResumeJournal,
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Progress = iter,
 ) -> dict[str, list]:
     """Return what the metric scores, by the model ("full") and with each mask, by name ('dec-enc 5 0')."""
     model = metric.prepared(model)

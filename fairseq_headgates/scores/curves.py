@@ -19,6 +19,7 @@ from fairseq_headgates.data.corpus_losses import mean_loss
 from fairseq_headgates.data.metrics import Metric
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, number_of_heads
+from fairseq_headgates.messages import Progress
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def pruning_curve(
     metric: Metric | None = None,
     journal: ResumeJournal | None = None,
     remove: Callable[[HeadTable], nn.Module] | None = None,
+    progress: Progress = iter,
 ) -> Iterator[Point]:
     """Remove the heads with the lowest scores step by step, and measure the model after each step.
 
@@ -67,13 +69,14 @@ def pruning_curve(
         metric: predict what this metric scores, too
         journal: keeps results, so that the same command resumes
         remove: returns the model without the heads that a mask removes (default: `prune`)
+        progress: wraps the iterable of steps
     """
     journal = journal or ResumeJournal(None, "")
     remove = remove or partial(prune, model)
     chosen = tuple(types) or scores.types
     available = len(check_scored(scores, alive, chosen))
     mask, smaller = alive, None
-    for step in sorted(set(steps)):
+    for step in progress(sorted(set(steps))):
         if rescore and smaller is not None:
             scores = rescore(smaller)
         keep = number_of_heads(1 - Decimal(str(step)) / 100, available)

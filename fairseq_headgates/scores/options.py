@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-Progress = Callable[[Iterable], Iterable]  # wraps an iterable in a progress bar, such as `tqdm`
+from fairseq_headgates.messages import Progress
 
 
 @dataclass(frozen=True)

@@ -72,19 +72,8 @@ def test_translation(tables, toy, checkpoints, tmp_path):
     assert main(["prune", "--path", str(checkpoints["baseline"]), "--out", str(whole)]) == 0
     engines = {"fairseq": checkpoints["baseline"], "headgates": whole, "int8": whole, "ctranslate2": whole}
     names = [f"{engine}:{path}" for engine, path in engines.items()]
-    options = [
-        "--reference",
-        toy.data.parent / "test.tgt",
-        "--beam",
-        2,
-        "--rounds",
-        1,
-        "--every",
-        10,
-        "--plot",
-        picture,
-    ]
-    (rows,) = tables("translation", toy.data, *names, *options).values()
+    options = ["--reference", toy.text / "test.tgt", "--beam", 2, "--rounds", 1, "--every", 10]
+    (rows,) = tables("translation", toy.data, *names, *options, "--plot", picture).values()
     assert list(rows) == names
     assert all(row["ms"] > 0 and row["sentences/s"] > 0 for row in rows.values())
     assert rows[names[1]]["BLEU"] == rows[names[0]]["BLEU"]

@@ -14,7 +14,8 @@ from fairseq_headgates.cli.output import then_evaluate
 from fairseq_headgates.cli.parser import counted, filled, number_or_fraction, numbers
 from fairseq_headgates.drawing.tables import with_interval
 from fairseq_headgates.files import to_json
-from fairseq_headgates.scores.options import UNITS, Progress
+from fairseq_headgates.messages import Progress
+from fairseq_headgates.scores.options import UNITS
 
 
 def compress(

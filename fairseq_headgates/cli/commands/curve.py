@@ -45,10 +45,7 @@ ORDER = methodcaller("add_mutually_exclusive_group", required=True)
     "--refit --steps 0,50,75 --tsv curve.tsv",
 )
 class Curve(FirstSentences, Scores, Refit, Precision, Output):
-    """Measure loss, BLEU or accuracy with fewer and fewer heads.
-
-    Measure loss, BLEU or accuracy while the least important heads are removed step by step.
-    """
+    """Measure loss, BLEU or accuracy as heads are removed step by step."""
 
     by: str | None = option(
         metavar="METHOD",
@@ -154,11 +151,9 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         lacks_bleu = name in ("nll", "ppl") and "accuracy" not in session.objective.metrics
         points = []
         for curve, types in _curves(self, scores).items():
-            steps = pruning_curve(
-                loaded.model, loaded.corpus, scores, alive, self.steps, types, rescore, metric, journal, remove
-            )
-            shown = session.progress(f"{session.name(path)} {curve}")(sorted(set(self.steps)))
-            for _, point in zip(shown, steps, strict=True):
+            given = (scores, alive, self.steps, types, rescore, metric, journal, remove)
+            progress = session.progress(f"{session.name(path)} {curve}")
+            for point in pruning_curve(loaded.model, loaded.corpus, *given, progress):
                 points.append(
                     {
                         "checkpoint": session.name(path),

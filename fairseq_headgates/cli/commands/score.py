@@ -20,10 +20,7 @@ from fairseq_headgates.scores.options import SCORES, parse_methods
     "--out two.json --plot two.svg",
 )
 class Score(Text, Scores, Output):
-    """Compute importance scores of all heads.
-
-    Compute importance scores of all heads on --gen-subset (default: valid).
-    """
+    """Compute importance scores of all heads."""
 
     subset = CHOOSING
 

@@ -23,6 +23,7 @@ from fairseq_headgates.data.workers import gather
 from fairseq_headgates.extensions.functions.layout import SELF_ATTENTION, Side, averaging, membership
 from fairseq_headgates.heads import HeadId, parse_heads
 from fairseq_headgates.heads.functions import best_head
+from fairseq_headgates.messages import Progress
 from fairseq_headgates.scores.options import EXPLANATIONS
 from fairseq_headgates.scores.relevance.explaining import explain
 
@@ -50,7 +51,7 @@ def align(
     batches: Iterable[Sample],
     weights: Weights,
     subwords: str = "",
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Progress = iter,
 ) -> Alignments:
     """Align the words of sentence pairs, of source and reference. The result is that of all workers.
 

@@ -6,7 +6,7 @@ Shapes: B batch, T target length (queries), S source length (keys), H heads, R r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from fairseq_headgates.extensions.functions.layout import (
     sides_of,
 )
 from fairseq_headgates.extensions.functions.trees import Tree, directions
+from fairseq_headgates.messages import Progress
 
 MISMATCHED = 0.05  # share of sentences that may differ from their trees
 
@@ -108,7 +109,7 @@ def count_functions(
     model: nn.Module,
     corpus: Corpus,
     annotations: Annotations,
-    progress: Callable[[Iterable], Iterable] = iter,
+    progress: Progress = iter,
 ) -> FunctionCounts:
     """Count what every head attends to. The batches are those of this worker, the counts those of all workers.
 

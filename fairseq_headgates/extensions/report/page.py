@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from fairseq_headgates import __version__
@@ -12,6 +12,7 @@ from fairseq_headgates.drawing.maps import templates
 from fairseq_headgates.drawing.result import Plot, Result
 from fairseq_headgates.drawing.text import text_style
 from fairseq_headgates.extensions.report.inputs import named
+from fairseq_headgates.messages import Progress
 
 # The order of the page; other kinds follow.
 KINDS = (
@@ -29,9 +30,7 @@ KINDS = (
 )
 
 
-def report_page(
-    found: Sequence[tuple[str, Result]], command: str, progress: Callable[[Iterable], Iterable] = iter
-) -> str:
+def report_page(found: Sequence[tuple[str, Result]], command: str, progress: Progress = iter) -> str:
     """Return the page of results, each with the names of its files, and the command that makes it."""
     order = {kind: number for number, kind in enumerate(KINDS)}
     found = sorted(found, key=lambda each: order.get(each[1].kind, len(order)))

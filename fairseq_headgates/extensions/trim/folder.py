@@ -12,7 +12,7 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 from torch import Tensor
 
 from fairseq_headgates.files import read_text
-from fairseq_headgates.scores.options import Progress
+from fairseq_headgates.messages import Progress
 
 # The name of a text without ending: that of the subset, then the languages of the pair and that of the text.
 TEXT = re.compile(r"([^.]+)(?:\.(.+)-(.+)\.(\2|\3))?")

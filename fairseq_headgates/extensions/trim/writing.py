@@ -22,8 +22,8 @@ from fairseq_headgates.data.task import setup_task
 from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.extensions.trim import folder
 from fairseq_headgates.extensions.trim.vocabulary import always_kept, chosen, removed_probability, trim_checkpoint
+from fairseq_headgates.messages import Progress
 from fairseq_headgates.plugin.models.building import build_model
-from fairseq_headgates.scores.options import Progress
 
 MODEL = "model.pt"  # the checkpoint in the new folder
 
