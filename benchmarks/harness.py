@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 from fairseq.data import Dictionary
@@ -77,7 +78,10 @@ def shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def timed(works: Mapping[str, Callable[[], object]], options: argparse.Namespace) -> dict[str, float]:
+Key = TypeVar("Key")
+
+
+def timed(works: Mapping[Key, Callable[[], object]], options: argparse.Namespace) -> dict[Key, float]:
     """Return the seconds of each work in its fastest round. They take turns, so that they share a busy machine."""
     with tqdm(total=len(works) * (options.rounds + 1), leave=False) as bar:
 

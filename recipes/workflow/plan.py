@@ -136,11 +136,18 @@ class Model:
     @property
     def checkpoint(self) -> str:
         """Path of the model that is evaluated, in the folder of the seed."""
+        if not self.is_trained:
+            return self.start
         return f"{self.name}/{'trained' if self.kind in ('', 'scratch') else 'pruned'}.pt"
 
     @property
     def start(self) -> str:
-        """Path of the model after the removal, from which a further training starts."""
+        """Path of the model after the removal, from which a further training starts.
+
+        Runs that compress the baseline to one size share it.
+        """
+        if self.kind in ("params", "speedup"):
+            return f"compressed/{self.kind}_{self.run[self.kind]}.pt"
         return f"{self.name}/{'start' if self.is_trained else 'pruned'}.pt"
 
     @property
@@ -261,13 +268,13 @@ def trainings(config: Options, family: Family, models: Mapping[str, Model]) -> d
             all_options = options("further", gated, gates, config["gates"], frozen, own)
             found[name] = Training(all_options, first, result=averaged)
         elif model.kind == "scratch":
-            pruned = f"{run['scratch']}/pruned.pt"
+            pruned = models[run["scratch"]].checkpoint
             found[f"{name}/first"] = Training(options("baseline", shaped, own), None, pruned, result)
             found[name] = Training(options("further", shaped, own), f"{name}/first/trained.pt", pruned, averaged)
         elif model.kind and model.is_trained:
             for number, step in enumerate(model.steps, 1):
                 until = {"max-update": config["further"]["max-update"] * number // len(model.steps)}
-                start, counts = f"{step}/start.pt", averaged if step == name else "last"
+                start, counts = (model.start, averaged) if step == name else (f"{step}/start.pt", "last")
                 all_options = options("further", shaped, until, frozen, own)
                 found[step] = Training(all_options, start, start, counts, resumes=number > 1)
     return {name: replace(each, data=models[name.partition("/")[0]].data) for name, each in found.items()}

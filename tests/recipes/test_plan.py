@@ -93,6 +93,17 @@ def test_a_run_is_compared_with_a_control_that_is_trained_on_the_same_data():
     assert trained["baseline+both"].options == trained["baseline+"].options
 
 
+def test_runs_of_one_size_compress_the_baseline_once():
+    config = configuration(
+        cut={"params": [0.7, 0.5], "train": False}, trained={"params": 0.5, "data": ["original", "distilled"]}
+    )
+    found = models(config, FAMILY)
+    assert list(cuts(FAMILY, found)) == ["compressed/params_0.7.pt", "compressed/params_0.5.pt"]
+    assert found["cut_0.7"].checkpoint == "compressed/params_0.7.pt"
+    starts = {name: each.start for name, each in trainings(config, FAMILY, found).items() if "trained_" in name}
+    assert starts == dict.fromkeys(("trained_original", "trained_distilled"), found["cut_0.5"].checkpoint)
+
+
 def test_further_trainings_differ_from_the_control_only_in_the_heads():
     config = configuration(gated={"gates": "dec-enc", "target": 0.5}, cut={"scores": "refit", "keep": 0.5})
     found = {
