@@ -22,7 +22,7 @@ SPLITS = ("train", "valid", "test")
 
 
 @pytest.mark.cases(4)
-@pytest.mark.parametrize("recipe", FAMILIES)
+@pytest.mark.parametrize("recipe", [each for each in FAMILIES if each not in ("after_compression", "prune_pretrained")])
 def test_commands_of_a_recipe(tmp_path, recipe):
     """To change the commands on purpose: remove the file, run this test, and read the difference."""
     config = configuration(recipe)
@@ -30,7 +30,7 @@ def test_commands_of_a_recipe(tmp_path, recipe):
         ends = {"translation": ("en", "de"), "language_model": ("txt",), "classification": ("tsv",)}[FAMILIES[recipe]]
         for split in SPLITS:
             for end in ends:
-                file = tmp_path / "raw" / f"{split}.{end}"
+                file = tmp_path / config["raw"] / f"{split}.{end}"
                 file.parent.mkdir(exist_ok=True)
                 file.touch()
     printed = snakemake(tmp_path, FAMILIES[recipe], config, "-n", "-p")

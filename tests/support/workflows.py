@@ -19,9 +19,11 @@ pytest.importorskip("snakemake", reason="recipes need Snakemake, which needs Pyt
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # The workflow of each configuration.
 FAMILIES = {
-    **dict.fromkeys(("small", "wmt_en_ru", "opensubtitles_en_ru", "iwslt14_de_en"), "translation"),
+    **dict.fromkeys(("small", "multi30k", "after_compression"), "translation"),
+    **dict.fromkeys(("wmt_en_ru", "opensubtitles_en_ru", "iwslt14_de_en"), "translation"),
     **dict.fromkeys(("language_model", "all_attention", "wikitext103"), "language_model"),
     **dict.fromkeys(("classification", "mnli"), "classification"),
+    "prune_pretrained": "pretrained",
 }
 
 
