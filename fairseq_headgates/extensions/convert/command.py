@@ -52,7 +52,7 @@ class Convert(Choice, Checkpoint):
 
     def unrecognized(self) -> list[str]:
         """Return all words but DATA, which as an optional argument argparse would take only before the options."""
-        return [] if len(self.rest) == 1 and not self.rest[0].startswith("-") else self.rest
+        return self.rest[1:] if self.rest and not self.rest[0].startswith("-") else self.rest
 
     def files_to_read(self) -> Iterator[tuple[str, str]]:
         """Yield also DATA."""
