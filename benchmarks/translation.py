@@ -157,12 +157,14 @@ def plot(rows: dict[str, dict], file: str) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    style = {"fillstyle": "none", "markersize": 8}  # equal points are seen
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
     for (name, row), marker in zip(rows.items(), cycle("os^vDP*X<>h"), strict=False):
         engine, _, path = name.partition(":")
         label = f"{Path(path).stem}, {engine}"
-        axes.plot(row["sentences/s"], float(row["BLEU"].split()[0]), marker, color=ENGINES[engine], label=label)
+        bleu = float(row["BLEU"].split()[0])
+        axes.plot(row["sentences/s"], bleu, marker, color=ENGINES[engine], label=label, **style)
     figure.legend(loc="outside right upper", frameon=False)
     axes.set(xlabel=f"sentences per second, batches of {BATCH}", ylabel="BLEU")
     axes.spines[["top", "right"]].set_visible(False)
