@@ -10,11 +10,12 @@ The variants:
     gated        with gates on all attention types; the share --remove of the gates is closed
     pruned       without these heads
     compressed   like `pruned`, and without the same share of the neurons of every feed-forward block
+    bfloat16     in bfloat16 (--inference-dtype bfloat16), on a CPU
     int8         in int8 (--inference-dtype int8), on a CPU
     ctranslate2  in CTranslate2, on a GPU with --dtype, on a CPU in single precision: `beam` alone
     ctranslate2-int8   the same with weights in int8
 
-The last three are made of those of `full`, `pruned` and `compressed` that are measured, too. CTranslate2 is left out
+The last four are made of those of `full`, `pruned` and `compressed` that are measured, too. CTranslate2 is left out
 where it is not installed or cannot use the GPU. Variants without heads are measured for each --remove: a share of the
 heads, chosen at random, the same number in every layer; and for each --alive: the heads of a mask file, or the open
 heads of a checkpoint.
@@ -69,7 +70,7 @@ from fairseq_headgates.plugin.models.transformer import TransformerHeadGatesMode
 
 SMALLER = ["gated", "pruned", "compressed"]  # one of each for every share of removed heads
 COMPUTE_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # of CTranslate2
-VARIANTS = ["stock", "full", *SMALLER, "int8", "ctranslate2", "ctranslate2-int8"]
+VARIANTS = ["stock", "full", *SMALLER, "bfloat16", "int8", "ctranslate2", "ctranslate2-int8"]
 MIB = 2**20
 
 
@@ -126,10 +127,11 @@ def build(options: argparse.Namespace) -> dict[str, nn.Module]:
         smaller = (gated, prune(full, mask), prune(full, mask, neurons(options.size, mask)))
         models |= {f"{kind} {share}": model for kind, model in zip(SMALLER, smaller, strict=True)}
     models = {name: model for name, model in models.items() if name.split()[0] in options.variants}
-    if "int8" in options.variants and options.device == "cpu" and options.dtype == "fp32":
-        for name, model in sources(models).items():
-            models[f"int8 {name}".removesuffix(" full")] = quantised = copy.deepcopy(model)
-            quantised.inference_dtype = "int8"
+    originals = sources(models) if options.device == "cpu" and options.dtype == "fp32" else {}
+    for dtype, (name, model) in product(("bfloat16", "int8"), originals.items()):
+        if dtype in options.variants:
+            models[f"{dtype} {name}".removesuffix(" full")] = rounded = copy.deepcopy(model)
+            rounded.inference_dtype = dtype
     return models
 
 
@@ -160,7 +162,7 @@ def neurons(size: str, mask: HeadTable) -> dict[str, range]:
 
 
 def sources(models: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the models that int8 and CTranslate2 are made of."""
+    """Return the models that bfloat16, int8 and CTranslate2 are made of."""
     return {name: model for name, model in models.items() if name.split()[0] in ("full", "pruned", "compressed")}
 
 

@@ -87,6 +87,7 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self.hook: HeadHook | None = None
         self._prepared = False  # for inference, by fairseq's call
+        self._fused = False
         self._in_proj: packed_linear.InferenceLinear | None = None  # q, k and v as one
         self._constant_gates = packed_linear.ParameterCache()
         self._counted_heads = packed_linear.ParameterCache()
@@ -136,9 +137,8 @@ class HeadAttention(MultiheadAttention):
         beam = q.size(1) // k.size(0)  # above 1 in a `DecoderStep`: the hypotheses of a sentence read the same keys
         q = self._split(q, beam)
         weights: Tensor | None = None
-        # On a CPU the fused kernel takes two to four times as long as the formula; but it is what fairseq trains with.
         formula = need_weights or (self.hook is not None and self.hook.weights)
-        if not formula and (q.is_cuda or (incremental_state is None and not self._prepared)):
+        if not formula and (q.is_cuda or self._fused or (incremental_state is None and not self._prepared)):
             context = fused_contexts(q, k, v, mask, self._dropout(), self.scaling)
         else:
             weights = attention_weights(q, k, mask, self.scaling)
@@ -192,6 +192,10 @@ class HeadAttention(MultiheadAttention):
         packed_linear.track_parameters(self)
         if self.self_attention and self.num_heads and self._in_proj is None:
             self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], dtype)
+        self._fused = dtype != "float32"
+        packed_linear.replace_linears(self, dtype)
+        if self.self_attention:  # with odd numbers of source positions, attention in bfloat16 takes longer
+            packed_linear.stay_in_bfloat16(*(getattr(self, name) for name in self.INPUTS), self.out_proj)
 
     def _project_in(
         self, query: Tensor, key: Any, value: Any, encoder_cache: dict | None

@@ -30,7 +30,7 @@ from fairseq_headgates.data.text import binarise, copy_dictionaries
 from fairseq_headgates.data.workers import device_of, join_workers, leave_workers
 from fairseq_headgates.files.journal import ResumeJournal
 from fairseq_headgates.heads import HeadTable, Signature
-from fairseq_headgates.inference.packed_linear import TOO_SMALL, set_precision, too_small_for_int8
+from fairseq_headgates.inference.packed_linear import set_precision, without_effect
 from fairseq_headgates.messages import Progress, logging_only
 from fairseq_headgates.plugin.models.building import load_model
 from fairseq_headgates.plugin.models.language_model import read_characters
@@ -105,11 +105,11 @@ class Session(Signatures):
         _, model, origin = self.checkpoint(path)
         if self.fairseq.fp16 and device_of(self.fairseq).type == "cuda":
             model.half()
-        if set_precision(model, self.options.precision()):
-            if too_small_for_int8(model):
-                self.warn_once(TOO_SMALL)
+        if dtype := set_precision(model, self.options.precision()):
+            if message := without_effect(model):
+                self.warn_once(message)
             else:
-                origin["dtype"] = "int8"
+                origin["dtype"] = dtype
         return model, origin
 
     def corpus(self, model: nn.Module, subset: str | None = None, sentences: int | None = None) -> Corpus:

@@ -23,7 +23,7 @@ from fairseq_headgates.compression.plan import Units, plan_without
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.metrics import Bleu, metric_of
 from fairseq_headgates.data.speed import Rates, clock_of, run_once, speeds
-from fairseq_headgates.inference.packed_linear import is_int8
+from fairseq_headgates.inference.packed_linear import reduced_precision
 from fairseq_headgates.messages import Progress
 
 LEVELS = 16  # steps from all units of a block to none, all of them measured
@@ -64,7 +64,7 @@ class Work:
         ready: Any = self.metric.prepared(model) if self.metric else copy.deepcopy(model)
         if self.device.type == "cuda" and self.corpus.args.fp16:
             ready.half()
-        if is_int8(model) and not isinstance(self.metric, Bleu):
+        if reduced_precision(model) and not isinstance(self.metric, Bleu):
             ready.make_generation_fast_()
 
         def run() -> int:

@@ -20,6 +20,7 @@ import torch
 from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerDecoderLayerBase
 from torch import Tensor
 
+from fairseq_headgates.inference.packed_linear import output_dtype
 from fairseq_headgates.inference.shapes import mask_value, split_heads
 
 FIRST_POSITIONS = 16  # for whose entries there is room at first
@@ -52,7 +53,8 @@ class DecoderStep:
         buffers = {"mask": like.new_full((sentences, beam, room), mask_value(like.dtype))}
         for keys, values, attention in self._of_target():
             shape = (sentences, attention.num_heads, room, attention.head_dim)
-            buffers[keys], buffers[values] = like.new_zeros(shape), like.new_zeros(shape)
+            dtype = output_dtype(attention.k_proj, like.dtype)
+            buffers[keys], buffers[values] = (like.new_zeros(shape, dtype=dtype) for _ in range(2))
         if states is not None:
             states = states[:, :: states.size(1) // sentences]
             for keys, values, attention in self._of_source():

@@ -3,12 +3,14 @@
 A function for each says whether this torch and this processor have it; without it, callers use public functions.
 
     torch.ops.mkldnn._reorder_linear_weight, _linear_pointwise     a weight packed for oneDNN, and its product
+    torch.cpu._is_avx512_bf16_supported                            whether a CPU multiplies in bfloat16
     torch.ops.onednn.qlinear_prepack, qlinear_pointwise            the same in int8
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu     fused attention that returns its normaliser
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import lru_cache
 
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor
 
 _FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+# Rows below which `RoundedProduct` multiplies in single precision, which is then as fast (docs/how-it-works.md).
+FEW_ROWS = 8
 
 
 def can_pack() -> bool:
@@ -31,11 +35,55 @@ class Float32Weight:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + bias: [..., K] -> [..., N]."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(x, self._packed, bias, "none", [], "")
 
     def to_dense(self) -> Tensor:
         """Return the weight."""
         return self._packed.to_dense()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies in bfloat16: it has AMX or AVX512_BF16, and oneDNN may use them.
+
+    On others bfloat16 is converted to single precision, which takes longer than single precision itself.
+    """
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # processors with AMX have it, too
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    allowed = limit in ("", "ALL", "DEFAULT") or any(name in limit for name in ("BF16", "FP16", "AMX", "AVX10"))
+    return allowed and can_pack() and hasattr(torch.backends.mkldnn, "matmul") and supported is not None and supported()
+
+
+class BFloat16Weight:
+    """A packed weight [N, K] in bfloat16."""
+
+    def __init__(self, weight: Tensor):
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + bias, with x rounded to bfloat16, sums in single precision, rounded: [..., K] -> [..., N]."""
+        return torch.ops.mkldnn._linear_pointwise.default(x.bfloat16(), self._packed, bias, "none", [], "")
+
+    def to_dense(self) -> Tensor:
+        """Return the rounded weight in single precision."""
+        return self._packed.to_dense().float()
+
+
+class RoundedProduct(Float32Weight):
+    """A packed weight [N, K] in single precision, multiplied with `FEW_ROWS` rows or more in bfloat16."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + bias, x and W rounded to bfloat16, sums in single precision: [..., K] -> [..., N]."""
+        if x.numel() < FEW_ROWS * x.size(-1):
+            return super().__call__(x, bias)
+        settings = torch.backends.mkldnn.matmul
+        before = settings.fp32_precision  # its own, or that of all backends
+        settings.fp32_precision = "bf16"
+        try:
+            return super().__call__(x, bias)
+        finally:
+            settings.fp32_precision = "none"
+            if settings.fp32_precision != before:
+                settings.fp32_precision = before
 
 
 @lru_cache(1)

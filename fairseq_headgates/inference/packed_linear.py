@@ -2,9 +2,13 @@
 
 A matrix multiplication on a CPU first copies (packs) its matrices into blocks that fit the caches. In a decoder step, a
 few rows times a large weight, packing the weight takes as long as the arithmetic or longer. Here a weight is packed
-once, in single precision or in int8. The packed weight replaces the parameter, whose memory is released. Access to the
-parameter restores it from the packed weight; of an int8 weight it is the dequantised weight. The weight is packed again
-at the next use after an access, or after a change that torch has counted.
+once, in single precision, bfloat16 or int8. The packed weight replaces the parameter, whose memory is released. Access
+to the parameter restores it from the packed weight: rounded, if that is bfloat16 or int8. The weight is packed again at
+the next use after an access, or after a change that torch has counted.
+
+With bfloat16, layers in attention and feed-forward blocks have weights in bfloat16 ("bfloat16"), and return bfloat16 if
+what reads it rounds to it anyway. Logits would be too coarse: other layers keep weights in single precision, which are
+rounded in the product alone ("rounded").
 """
 
 from __future__ import annotations
@@ -18,17 +22,17 @@ from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import TransformerEncoderLayer
+from fairseq.modules import MultiheadAttention, TransformerEncoderLayer
 from torch import Tensor, nn
 
 from fairseq_headgates.inference import kernels
 from fairseq_headgates.inference.int8 import Int8Weight
-from fairseq_headgates.inference.kernels import Float32Weight
+from fairseq_headgates.inference.kernels import BFloat16Weight, Float32Weight, RoundedProduct
 
 logger = logging.getLogger(__name__)
 
-DTYPES = ("float32", "int8")  # of weights in inference
-TOO_SMALL = "int8 has no effect: no linear layer of the model is large enough to be quantised"
+DTYPES = ("float32", "bfloat16", "int8")  # of linear layers in inference
+PACKED = {"float32": Float32Weight, "bfloat16": BFloat16Weight, "rounded": RoundedProduct, "int8": Int8Weight}
 # Elements of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows, time relative to F.linear:
 # 128 x 512: up to 2; 512 x 512 and larger: 0.3 to 1.15; in int8, 128 x 512: 0.4 to 4, 512 x 512: 0.4 to 1.3.
 WORTH_PACKING = 256 * 512
@@ -95,30 +99,32 @@ class InferenceLinear:
 
     Args:
         layers: the layers
-        dtype: of the packed weight, one of `DTYPES`
+        dtype: of the packed weight, one of `PACKED`
         nonnegative: whether the inputs are never negative
+
+    Attributes:
+        output: data type of the result for inputs in single precision; float32, or also bfloat16 for that dtype
     """
 
     def __init__(self, layers: Sequence[nn.Linear], dtype: str = "float32", nonnegative: bool = False):
         self.layers, self.dtype, self.nonnegative = tuple(layers), dtype, nonnegative
+        self.output = torch.float32
         self._weights = ParameterCache()  # of the joined weight, None if it was released, and the joined bias
-        self._packed: Float32Weight | Int8Weight | None = None
+        self._packed: Float32Weight | BFloat16Weight | Int8Weight | None = None
 
     def __getstate__(self) -> dict:
         # torch cannot copy packed weights; they are packed again
-        return {"layers": self.layers, "dtype": self.dtype, "nonnegative": self.nonnegative}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        return {**vars(self), "_weights": ParameterCache(), "_packed": None}
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs of all layers]."""
-        can_use_packed = x.dtype == torch.float32
+        can_use_packed = x.dtype == torch.float32 or (self.dtype == "bfloat16" and x.dtype == torch.bfloat16)
         if not can_use_packed:
             self.restore()
         weight, bias = self._weights.get(self._parameters, self._make)
         if can_use_packed and self._packed is not None:
-            return self._packed(x, bias)
+            y = self._packed(x, bias)
+            return y if y.dtype == self.output else y.to(self.output)
         return F.linear(x, weight, bias)
 
     def release(self) -> None:
@@ -159,7 +165,7 @@ class InferenceLinear:
         bias = None if self.layers[0].bias is None else _joined([layer.bias for layer in self.layers])
         self._packed = None
         if _can_be_packed(self.dtype, weight):
-            self._packed = Int8Weight(weight, self.nonnegative) if self.dtype == "int8" else Float32Weight(weight)
+            self._packed = Int8Weight(weight, True) if self.nonnegative else PACKED[self.dtype](weight)
         return weight, bias
 
 
@@ -238,48 +244,58 @@ def join_linears(module: nn.Module, names: Sequence[str], dtype: str) -> Inferen
     return packed
 
 
-def int8_obstacle(model: nn.Module) -> str | None:
-    """Return why a model cannot compute in int8, None if it can."""
+def _obstacle(model: nn.Module, dtype: str) -> str | None:
+    """Return why a model cannot compute in a data type, None if it can."""
     first = next(model.parameters())
+    if dtype == "float32":
+        return None
     if first.device.type != "cpu":
-        return f"the model is on {first.device.type}, but int8 inference needs a CPU: pass --cpu"
+        return f"the model is on {first.device.type}, but {dtype} inference needs a CPU: pass --cpu"
     if first.dtype != torch.float32:
         found = str(first.dtype).removeprefix("torch.")
-        return f"the weights are {found}, but int8 inference needs float32: convert them, or leave out int8"
+        return f"the weights are {found}, but {dtype} inference needs float32: convert them, or leave out {dtype}"
+    if dtype == "bfloat16":
+        missing = "this processor has neither AMX nor AVX512_BF16, or torch cannot use them: use float32 or int8"
+        return None if kernels.multiplies_bfloat16() else missing
     return None if kernels.int8_range() else "this torch has no int8 multiplication for this processor: use float32"
 
 
-def too_small_for_int8(model: Any) -> bool:
-    """Prepare a model for inference in its data type, int8. Return whether no linear layer is large enough for it."""
-    model.make_generation_fast_()
-    layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
-    return not int8_obstacle(model) and all(layer.inference.dtype != "int8" for layer in layers)
-
-
 def usable_dtype(model: nn.Module, dtype: str) -> str:
-    """Return `dtype`, or, with a warning, "float32" where the model cannot compute in int8."""
-    obstacle = int8_obstacle(model) if dtype == "int8" else None
+    """Return `dtype`, or, with a warning, "float32" where the model cannot compute in it."""
+    obstacle = _obstacle(model, dtype)
     if obstacle:
-        logger.warning(f"inference dtype int8 is not used: {obstacle}")
+        logger.warning(f"inference dtype {dtype} is not used: {obstacle}")
     return "float32" if obstacle else dtype
 
 
-def is_int8(model: Any) -> bool:
-    """Return whether a model is set to compute in int8 (--inference-dtype int8)."""
-    return getattr(model, "inference_dtype", "float32") == "int8"
+def reduced_precision(model: Any) -> str:
+    """Return the data type of inference that a model is set to, if it is less precise than float32, else ""."""
+    dtype = getattr(model, "inference_dtype", "float32")
+    return "" if dtype == "float32" else dtype
 
 
-def set_precision(model: Any, chosen: str | None) -> bool:
-    """Set the precision of inference of a model, one of `DTYPES`, None for its own. Return whether it is int8.
+def set_precision(model: Any, chosen: str | None) -> str:
+    """Set the precision of inference of a model, one of `DTYPES`, None for its own. Return `reduced_precision`.
 
-    Raise ValueError if int8 is chosen and not possible; log a warning if the model's own is not.
+    Raise ValueError if the chosen one is not possible; log a warning if the model's own is not.
     """
     if chosen is not None:
         model.inference_dtype = chosen
-        if is_int8(model) and (obstacle := int8_obstacle(model)):
-            raise ValueError(f"--inference-dtype int8 is not possible: {obstacle}")
+        if obstacle := _obstacle(model, model.inference_dtype):
+            raise ValueError(f"--inference-dtype {chosen} is not possible: {obstacle}")
     model.inference_dtype = usable_dtype(model, model.inference_dtype)
-    return is_int8(model)
+    return reduced_precision(model)
+
+
+def without_effect(model: Any) -> str:
+    """Prepare a model for inference in its data type. Return a message if no linear layer is large enough for it."""
+    model.make_generation_fast_()
+    dtype = reduced_precision(model)
+    layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
+    if not dtype or _obstacle(model, dtype) or any(layer.inference.dtype != "float32" for layer in layers):
+        return ""
+    done = {"bfloat16": "rounded", "int8": "quantised"}[dtype]
+    return f"{dtype} has no effect: no linear layer of the model is large enough to be {done}"
 
 
 def pack_linears(model: nn.Module, dtype: str = "float32") -> None:
@@ -291,29 +307,47 @@ def pack_linears(model: nn.Module, dtype: str = "float32") -> None:
 
     Args:
         model: a model in single precision; others stay as they are
-        dtype: of the packed weights: "float32", or "int8", which quantises weights and activations
+        dtype: one of `DTYPES`; "int8" quantises weights and activations, "bfloat16" rounds them
     """
     track_parameters(model)
     _return_freed_memory()  # of loading, so that the packed weights do not add to it
-    _replace_linears(model, dtype)  # when it returns, nothing refers to the layers that it replaced
+    replace_linears(model, dtype)  # when it returns, nothing refers to the layers that it replaced
     for module in model.modules():
         if isinstance(module, PackedLinear):
             module.inference.release()
     _return_freed_memory()
 
 
-def _replace_linears(model: nn.Module, dtype: str) -> None:
+def replace_linears(model: nn.Module, dtype: str) -> None:
+    """Replace the large linear layers of a model by `PackedLinear`, without releasing their weights."""
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if is_plain(layer) and _can_be_packed(dtype, layer.weight):
-                setattr(module, name, PackedLinear(layer, dtype, _follows_relu(module, name)))
+                in_block = isinstance(module, MultiheadAttention) or _is_feed_forward(module)
+                form = "rounded" if dtype == "bfloat16" and not in_block else dtype
+                nonnegative = dtype == "int8" and name == "fc2" and _is_feed_forward(module, F.relu)
+                setattr(module, name, PackedLinear(layer, form, nonnegative))
+        if _is_feed_forward(module):
+            stay_in_bfloat16(module.fc1, module.fc2)  # type: ignore[arg-type]
 
 
-def _follows_relu(module: nn.Module, name: str) -> bool:
-    """Return whether the inputs of a layer of `module` are the outputs of a ReLU."""
-    of_fairseq = type(module).__module__ == TransformerEncoderLayer.__module__
+def _is_feed_forward(module: Any, activation: Any = None) -> bool:
+    """Return whether a module is a layer of fairseq's that computes fc2(activation(fc1(x)))."""
+    of_fairseq = type(module).__module__ == TransformerEncoderLayer.__module__ and hasattr(module, "fc2")
     normed = getattr(module, "ffn_layernorm", None) is not None
-    return of_fairseq and name == "fc2" and getattr(module, "activation_fn", None) is F.relu and not normed
+    return of_fairseq and not normed and activation in (None, getattr(module, "activation_fn", None))
+
+
+def stay_in_bfloat16(*layers: nn.Module) -> None:
+    """Let linear layers return bfloat16, except the last, which reads what becomes of it, if all have such weights."""
+    if all(isinstance(layer, PackedLinear) and layer.inference.dtype == "bfloat16" for layer in layers):
+        for layer in layers[:-1]:
+            layer.inference.output = torch.bfloat16  # type: ignore[union-attr]
+
+
+def output_dtype(layer: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """Return the data type of the results of a linear layer for inputs of `dtype` in inference."""
+    return layer.inference.output if isinstance(layer, PackedLinear) and dtype == torch.float32 else dtype
 
 
 def _return_freed_memory() -> None:

@@ -81,6 +81,21 @@ def test_evaluate_measures_loss_and_translations_in_8_bits(stored, on_toy, gener
     assert sorted(text.replace(" ", "") for text in found["int8"]["predictions"]) == sorted(texts)
 
 
+@pytest.mark.skipif(not kernels.multiplies_bfloat16(), reason="this CPU does not multiply in bfloat16")
+def test_a_checkpoint_in_bfloat16_is_measured_and_exported(headgates, gated_checkpoint, on_toy, generated, tmp_path):
+    path, stock, out = (tmp_path / name for name in ("bfloat16.pt", "stock.pt", "evaluation.json"))
+    headgates("prune", "--path", gated_checkpoint, "--out", path, "--inference-dtype", "bfloat16")
+    on_toy("evaluate", *SEARCH, "--prefix-size", 5, "--out", out, checkpoint=path)
+    found = json.loads(out.read_text())
+    assert "|dtype:bfloat16" in found["signature"]
+    texts = [line.split("\t")[2].replace(" ", "") for line in generated(path)]
+    assert sorted(text.replace(" ", "") for text in found["predictions"]) == sorted(texts)
+    headgates("prune", "--path", path, "--out", stock, "--stock")
+    ours, exported = torch.load(path), torch.load(stock)
+    assert not hasattr(exported["cfg"]["model"], "inference_dtype")
+    assert torch.equal(*(state["model"]["decoder.layers.0.fc1.weight"] for state in (ours, exported)))
+
+
 @pytest.mark.release
 def test_training_with_it_is_in_single_precision(train, tmp_path):
     done = train(tmp_path / "int8", *STORED, updates=1)
@@ -91,7 +106,7 @@ def test_training_with_it_is_in_single_precision(train, tmp_path):
 
 
 def test_what_cannot_be_stored_or_computed_is_refused(on_toy, headgates, gated_checkpoint, tmp_path):
-    words = "unknown inference dtype 'int4': choose from float32, int8"
+    words = "unknown inference dtype 'int4': choose from float32, bfloat16, int8"
     assert words in one_line(on_toy("ablate", "--inference-dtype", "int4", code=2))
     stock = ["prune", "--path", gated_checkpoint, "--out", tmp_path / "out.pt", *STORED, "--stock"]
     assert "leave out one" in one_line(headgates(*stock, code=2)) and not (tmp_path / "out.pt").exists()

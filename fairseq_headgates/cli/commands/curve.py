@@ -125,7 +125,7 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         """Return the points of all curves of one checkpoint, as plain values."""
         from fairseq_headgates.attention.cuts import open_mask
         from fairseq_headgates.compression.refit import refit
-        from fairseq_headgates.inference.packed_linear import is_int8
+        from fairseq_headgates.inference.packed_linear import reduced_precision
         from fairseq_headgates.scores.curves import pruning_curve
 
         name = session.objective.metric(self.metric)
@@ -134,9 +134,9 @@ class Curve(FirstSentences, Scores, Refit, Precision, Output):
         measured = loaded.signature.with_parts(session.search.parts if name == "bleu" else {})
         remove = None
         if self.refit:
-            if is_int8(loaded.model):
+            if dtype := reduced_precision(loaded.model):
                 raise ValueError(
-                    "--refit needs weights in single precision: leave out --inference-dtype int8, or pass float32"
+                    f"--refit needs weights in single precision: leave out --inference-dtype {dtype}, or pass float32"
                 )
             fit = session.corpus(loaded.model, self.refit_subset, self.refit_sentences)
             remove = partial(

@@ -170,7 +170,7 @@ def removal_notes(plan: dict[str, Any], stock: bool) -> list[str]:
     if "refit" in plan:
         lines.append(f"refitted on {plan['refit']}")
     if "inference_dtype" in plan:
-        lines.append(f"inference dtype: {plan['inference_dtype']} (stored as an option: the weights are not quantised)")
+        lines.append(f"inference dtype: {plan['inference_dtype']} (stored as an option: the weights stay in float32)")
     if plan["folded_gates"]:
         lines.append(f"gates between 0 and 1, folded into the output projection: {plan['folded_gates']}")
     return lines
