@@ -1,8 +1,8 @@
-"""CTranslate2 in the benchmarks: in a process of its own, except with one thread.
+"""CTranslate2 in the benchmarks: in processes of its own, except with one thread.
 
-In the process of torch, the threads of CTranslate2 slow torch down: with more threads than cores, libgomp lets idle
-threads sleep at once instead of waiting actively for the next loop. With one thread processor time is measured, which
-has to include that of CTranslate2.
+In the process of torch, the threads of CTranslate2 slow torch down, even after CTranslate2 has only been loaded to export a
+model: it has another OpenMP, and the threads of both wait actively on the same cores. With one thread processor time is
+measured, which has to include that of CTranslate2.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +20,16 @@ class Translator:
     """A model that CTranslate2 evaluates, with as many threads as torch."""
 
     def __init__(self, model: nn.Module, source: Dictionary, target: Dictionary, folder: str, dtype: str, device="cpu"):
-        to_ctranslate2(model, source, target, folder, dtype)
         options = {"device": device, "compute_type": dtype, "intra_threads": torch.get_num_threads()}
         self._call = partial(call, folder, tuple(options.items()))
-        if options["intra_threads"] > 1:
+        if options["intra_threads"] == 1:
+            to_ctranslate2(model, source, target, folder, dtype)
+        else:
+            export = get_context("fork").Process(target=exported, args=(model, source, target, folder, dtype))
+            export.start()
+            export.join()
+            if export.exitcode:
+                raise RuntimeError(f"the export to {folder} has failed")
             self._pool = ProcessPoolExecutor(1, get_context("spawn"))
             self._call = partial(self._in_process, self._call)
 
@@ -38,6 +44,12 @@ class Translator:
 
     def _in_process(self, work: partial, *arguments: object, **options: object) -> list:
         return self._pool.submit(work, *arguments, **options).result()
+
+
+def exported(*arguments: object) -> None:
+    """Export a model, in a process that has been forked: there the threads of torch do not exist."""
+    torch.set_num_threads(1)
+    to_ctranslate2(*arguments)
 
 
 def call(folder: str, loading: tuple, method: str, result: str, *arguments: object, **options: object) -> list:

@@ -92,7 +92,7 @@ def test_a_checkpoint_in_bfloat16_is_measured_and_exported(headgates, gated_chec
     assert sorted(text.replace(" ", "") for text in found["predictions"]) == sorted(texts)
     headgates("prune", "--path", path, "--out", stock, "--stock")
     ours, exported = torch.load(path), torch.load(stock)
-    assert not hasattr(exported["cfg"]["model"], "inference_dtype")
+    assert not hasattr(exported["args"], "inference_dtype")
     assert torch.equal(*(state["model"]["decoder.layers.0.fc1.weight"] for state in (ours, exported)))
 
 
