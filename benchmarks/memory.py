@@ -9,7 +9,7 @@ those that are already there:
     stock   fairseq's `transformer`, after one update on random text
     full    the same for this plugin
     pruned  the same without the share --remove of the heads of every layer, chosen at random
-    int8    `full` and every `pruned` with --inference-dtype int8
+    bfloat16, int8   `full` and every `pruned` with --inference-dtype bfloat16, or int8
 
 --batch sentences of --length tokens are translated, exactly --length tokens out. A process reads its own peak (VmHWM)
 when it exits, because what the system reports for a child can be the peak of the process that started it.
@@ -65,7 +65,9 @@ def checkpoints(options: argparse.Namespace) -> dict[str, Path]:
     wanted = {"stock": (0.0, ["--stock"])}
     for share in (0.0, *options.remove):
         name = f"pruned {100 * share:g}%" if share else ""
-        wanted |= {name or "full": (share, []), f"int8 {name}".rstrip(): (share, ["--inference-dtype", "int8"])}
+        wanted[name or "full"] = share, []
+        for dtype in ("bfloat16", "int8"):
+            wanted[f"{dtype} {name}".rstrip()] = share, ["--inference-dtype", dtype]
     found = {}
     for name, (share, choice) in wanted.items():
         found[name] = options.folder / f"{name.replace(' ', '-').rstrip('%')}.pt"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compare the outputs of seven versions of a checkpoint on real sentences.
+"""Compare the outputs of eight versions of a checkpoint on real sentences.
 
     python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--json FILE]
 
 The versions: `gated`, the checkpoint itself; `masked`, with its closed heads masked; `pruned` and `stock`, the files
-that `headgates prune` writes without and with --stock; `int8`, the pruned model with --inference-dtype int8;
+that `headgates prune` writes without and with --stock; `bfloat16` and `int8`, the pruned model with these --inference-dtype;
 `ctranslate2` and `ctranslate2-int8`, the models that `headgates convert` writes in single precision and with
---quantization int8. --all-layers also quantises small layers of `int8`, which is slower.
+--quantization int8. --all-layers also rounds small layers of `bfloat16` and `int8`, which is slower.
 
 It prints the largest difference from `gated` in log-probabilities of words of the references, the translations by beam
 search that differ (not those of 200 words, the limit, where CTranslate2 ends differently), and BLEU of tokenised text.
@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", metavar="DATA-BIN")
     parser.add_argument("--gen-subset", default="test")
     parser.add_argument("--beam", type=int, default=4)
-    parser.add_argument("--all-layers", action="store_true", help="int8: small layers, too")
+    parser.add_argument("--all-layers", action="store_true", help="bfloat16, int8: small layers, too")
     parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
     return parser.parse_args()
 
@@ -112,12 +112,15 @@ def make_forms(state: dict, task, options: argparse.Namespace, folder: str, stac
     for name, smaller in (("pruned", prune_checkpoint(state, mask)), ("stock", stock_checkpoint(state, mask))):
         save_checkpoint(smaller, f"{folder}/{name}.pt")
         (models[name],), *_ = checkpoint_utils.load_model_ensemble_and_task([f"{folder}/{name}.pt"], task=task)
-    models["int8"] = copy.deepcopy(models["pruned"])
-    models["int8"].inference_dtype = "int8"
+    rounded = ("bfloat16", "int8")
+    for dtype in rounded:
+        models[dtype] = copy.deepcopy(models["pruned"])
+        models[dtype].inference_dtype = dtype
     forms = {name: FairseqForm(task, model.eval(), options.beam) for name, model in models.items()}
     usual = packed_linear.WORTH_PACKING
     packed_linear.WORTH_PACKING = 1 if options.all_layers else usual
-    forms["int8"].prepare()  # before it scores
+    for dtype in rounded:
+        forms[dtype].prepare()  # before it scores
     packed_linear.WORTH_PACKING = usual
     exported = prune(gated, mask)
     for name, dtype in (("ctranslate2", "float32"), ("ctranslate2-int8", "int8_float32")):

@@ -7,12 +7,12 @@ The engines:
 
     fairseq           fairseq's own model and beam search, for a checkpoint of its architecture `transformer`
     headgates         this plugin, for a checkpoint that `headgates` has written
-    int8              the same in int8 (--inference-dtype int8)
+    bfloat16, int8    the same in bfloat16, or in int8 (--inference-dtype)
     ctranslate2       CTranslate2 in single precision
     ctranslate2-int8  CTranslate2 in int8
 
-The reference is raw text; translations are detokenised as Moses does. `MB` are those of the weights in a file: of int8
-in this plugin those of single precision, because it quantises them in memory. `diff` and `p` are BLEU against the first
+The reference is raw text; translations are detokenised as Moses does. `MB` are those of the weights in a file: in this
+plugin those of single precision, because it rounds and quantises them in memory. `diff` and `p` are BLEU against the first
 row, by paired bootstrap. `ms` is the time of a sentence that is translated alone, `sentences/s` the speed in batches of
 32: the sum over the batches of the fastest of --rounds rounds. The rows take turns at each batch.
 """
@@ -36,7 +36,14 @@ from fairseq_headgates.data.results import TextScorer
 from fairseq_headgates.drawing.tables import p_value_text, with_interval
 from fairseq_headgates.drawing.text import TEXT_STYLE
 
-ENGINES = {"fairseq": "0.5", "headgates": "C1", "int8": "C3", "ctranslate2": "C0", "ctranslate2-int8": "C2"}  # colours
+ENGINES = {  # colours
+    "fairseq": "0.5",
+    "headgates": "C1",
+    "bfloat16": "C4",
+    "int8": "C3",
+    "ctranslate2": "C0",
+    "ctranslate2-int8": "C2",
+}
 LENGTH_LIMIT = 200  # tokens of a translation: --max-len-b of fairseq-generate
 BATCH = 32
 
@@ -124,8 +131,8 @@ class System:
             self.bytes = Path(folder, "model.bin").stat().st_size
             self.translate = self.ctranslate2
             return
-        if engine == "int8":
-            model.inference_dtype = "int8"
+        if engine in ("bfloat16", "int8"):
+            model.inference_dtype = engine
         model.prepare_for_inference_(data.cfg)
         self.generator = data.task.build_generator([model], data.cfg.generation)
 

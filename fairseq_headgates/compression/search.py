@@ -56,33 +56,37 @@ def removal_curve(covariance: Tensor, slopes: Tensor, size: int, scale: float = 
     Returns:
         The `Curve` of the U = N / D units
     """
-    precision, slopes = torch.linalg.inv(covariance), slopes.clone()
-    left = list(range(len(slopes) // size))
-    order, costs = list[int](), [0.0]
-    while left:
-        number = max(1, BLOCK // size)
-        near = _unit_costs(precision, slopes, size).argsort()[: CANDIDATES * number].sort().values
+    precision, slopes = torch.cholesky_inverse(torch.linalg.cholesky(covariance)), slopes.clone()
+    units = torch.arange(len(slopes) // size)  # those with rows in P and M
+    gone = torch.zeros(len(units), dtype=torch.bool)
+    order, costs, number = list[int](), [0.0], max(1, BLOCK // size)
+    while not gone.all():
+        nearest = min(CANDIDATES * number, int(gone.logical_not().sum()))
+        near = _unit_costs(precision, slopes, size, gone).argsort()[:nearest].sort().values
         columns = head_positions(near.tolist(), size)
         chosen, steps = _greedy(precision[columns][:, columns], slopes[columns][:, columns], size, number)
-        removed = near[chosen].tolist()
-        order += [left[unit] for unit in removed]
+        removed = near[chosen]
+        order += units[removed].tolist()
         for step in steps:
             costs.append(costs[-1] + max(0.0, step) * scale)
-        precision, slopes = _eliminated(precision, slopes, removed, size)
-        gone = set(removed)
-        left = [unit for i, unit in enumerate(left) if i not in gone]
+        _eliminate_(precision, slopes, removed.tolist(), size)
+        gone[removed] = True
+        if 2 * gone.sum() > len(gone):
+            kept = head_positions(gone.logical_not().nonzero().flatten().tolist(), size)
+            precision, slopes, units = precision[kept][:, kept], slopes[kept][:, kept], units[~gone]
+            gone = gone[~gone]
     return Curve(tuple(order), tuple(costs))
 
 
-def _unit_costs(precision: Tensor, slopes: Tensor, size: int) -> Tensor:
-    """Return 1/2 trace(M_SS (P_SS)^-1) of every unit S: [U]."""
+def _unit_costs(precision: Tensor, slopes: Tensor, size: int, gone: Tensor) -> Tensor:
+    """Return 1/2 trace(M_SS (P_SS)^-1) of every unit S, infinity for those that are gone: [U]."""
     if size == 1:
-        return slopes.diagonal() / precision.diagonal() / 2
+        return (slopes.diagonal() / precision.diagonal() / 2).masked_fill_(gone, math.inf)
     p, m = (
         x.unflatten(0, (-1, size)).unflatten(2, (-1, size)).diagonal(0, 0, 2).permute(2, 0, 1)
         for x in (precision, slopes)
     )
-    return torch.linalg.solve(p, m).diagonal(0, 1, 2).sum(-1) / 2
+    return (torch.linalg.solve(p, m).diagonal(0, 1, 2).sum(-1) / 2).masked_fill_(gone, math.inf)
 
 
 def _greedy(precision: Tensor, slopes: Tensor, size: int, number: int) -> tuple[list[int], list[float]]:
@@ -90,26 +94,33 @@ def _greedy(precision: Tensor, slopes: Tensor, size: int, number: int) -> tuple[
 
     The update of a part of P and M needs that part alone.
     """
-    left, chosen, steps = list(range(len(slopes) // size)), list[int](), list[float]()
-    while left and len(chosen) < number:
-        costs = _unit_costs(precision, slopes, size)
+    gone, chosen, steps = torch.zeros(len(slopes) // size, dtype=torch.bool), list[int](), list[float]()
+    while len(chosen) < min(number, len(gone)):
+        costs = _unit_costs(precision, slopes, size, gone)
         best = int(costs.argmin())
         steps.append(float(costs[best]))
-        precision, slopes = _eliminated(precision, slopes, [best], size)
-        chosen.append(left.pop(best))
+        chosen.append(best)
+        gone[best] = True
+        _eliminate_(precision, slopes, [best], size)
     return chosen, steps
 
 
-def _eliminated(precision: Tensor, slopes: Tensor, units: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
-    """Return P and M of the other units, when the weights of these are moved to them: W - W_S (P_SS)^-1 P_S."""
+def _eliminate_(precision: Tensor, slopes: Tensor, units: Sequence[int], size: int) -> None:
+    """Update P and M, in place, when the weights of units S are moved to the others: W - W_S (P_SS)^-1 P_S.
+
+    With A = (P_SS)^-1 P_S and B = M_S - 1/2 M_SS A, P becomes P - P_S^T A, and M becomes M - A^T B - B^T A. The rows of
+    the units themselves become those of the identity and of 0.
+    """
     gone = head_positions(units, size)
-    keep = torch.ones(len(slopes), dtype=torch.bool)
-    keep[gone] = False
-    of_gone, across = precision[gone][:, gone], precision[gone][:, keep]
-    moved = torch.linalg.solve(of_gone, across)  # (P_SS)^-1 P_S: [|S|, N - |S|]
-    mixed = moved.T @ slopes[gone][:, keep]
-    inner = moved.T @ slopes[gone][:, gone] @ moved
-    return precision[keep][:, keep] - across.T @ moved, slopes[keep][:, keep] - mixed - mixed.T + inner
+    across = precision[gone]
+    moved = torch.linalg.solve(across[:, gone], across)  # A: [|S|, N]
+    half = slopes[gone]
+    half = half - half[:, gone] @ moved / 2  # B
+    precision.addmm_(across.T, moved, alpha=-1)
+    slopes.addmm_(torch.cat([moved, half]).T, torch.cat([half, moved]), alpha=-1)
+    for matrix in (precision, slopes):
+        matrix[gone], matrix[:, gone] = 0.0, 0.0
+    precision[gone, gone] = 1.0
 
 
 def choose(costs: Sequence[Sequence[float]], savings: Sequence[Sequence[int]], least: int) -> list[int] | None:

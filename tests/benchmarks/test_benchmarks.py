@@ -54,8 +54,9 @@ def test_generation_speed(tables):
     sizes, steps, searches = tables("generation_speed", *TINY, *options).values()
     smaller = [f"{kind} {share}" for share in ("50%", "50% inline") for kind in ("gated", "pruned", "compressed")]
     sources = ["", *(f" {name}" for name in smaller if not name.startswith("gated"))]
-    int8, *exported = ([kind + name for name in sources] for kind in ("int8", "ctranslate2", "ctranslate2-int8"))
-    assert list(sizes) == list(steps) == ["stock", "full", *smaller, *int8]
+    kinds = ("bfloat16", "int8", "ctranslate2", "ctranslate2-int8")
+    bfloat16, int8, *exported = ([kind + name for name in sources] for kind in kinds)
+    assert list(sizes) == list(steps) == ["stock", "full", *smaller, *bfloat16, *int8]
     assert list(searches) == [*sizes, *exported[0], *exported[1]]
     for share in ("50%", "50% inline"):
         numbers = [sizes[name]["parameters"] for name in (f"compressed {share}", f"pruned {share}", "full")]
@@ -83,7 +84,8 @@ def test_translation(tables, toy, checkpoints, tmp_path):
 
 def test_same_outputs(tables, toy, checkpoints):
     (rows,) = tables("same_outputs", checkpoints["gated"], toy.data, "--beam", 2, "--all-layers").values()
-    assert list(rows) == ["gated", "masked", "pruned", "stock", "int8", "ctranslate2", "ctranslate2-int8"]
+    forms = ["gated", "masked", "pruned", "stock", "bfloat16", "int8", "ctranslate2", "ctranslate2-int8"]
+    assert list(rows) == forms
     assert rows["int8"]["max |log p diff|"] > 0
     for name in ("masked", "pruned", "stock", "ctranslate2"):
         assert rows[name]["max |log p diff|"] < 1e-5, name
@@ -95,7 +97,8 @@ def test_memory(tables, tmp_path):
     (rows,) = tables(
         "memory", tmp_path, "--size", "small", *TINY, "--remove", 0.5, "--batch", 2, "--threads", 1
     ).values()
-    assert list(rows) == ["stock", "full", "int8", "pruned 50%", "int8 pruned 50%"]
+    models = ["full", "bfloat16", "int8", "pruned 50%", "bfloat16 pruned 50%", "int8 pruned 50%"]
+    assert list(rows) == ["stock", *models]
     assert rows["pruned 50%"]["file MiB"] < rows["full"]["file MiB"]
     assert all(row["peak MiB"] > 50 for row in rows.values())
 

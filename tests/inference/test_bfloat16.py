@@ -211,7 +211,9 @@ def test_results_stay_in_bfloat16_only_where_a_layer_with_such_weights_reads_the
     attention = [name for name, m in model.named_modules() if isinstance(m, HeadAttention) and m.self_attention]
     some = {f"{name}.{part}" for name in attention for part in ("q_proj", "k_proj", "v_proj")}
     some |= {f"{side}.layers.{i}.fc1" for side in ("encoder", "decoder") for i in range(2)}
-    assert stays == {name for name in some if not name.startswith(("decoder.layers.1.self_attn", "encoder.layers.0.fc"))}
+    assert stays == {
+        name for name in some if not name.startswith(("decoder.layers.1.self_attn", "encoder.layers.0.fc"))
+    }
 
 
 @NEEDS_BFLOAT16
