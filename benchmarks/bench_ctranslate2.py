@@ -1,8 +1,8 @@
 """CTranslate2 in the benchmarks: in processes of its own, except with one thread.
 
-In the process of torch, the threads of CTranslate2 slow torch down, even after CTranslate2 has only been loaded to export a
-model: it has another OpenMP, and the threads of both wait actively on the same cores. With one thread processor time is
-measured, which has to include that of CTranslate2.
+In the process of torch, CTranslate2 slows torch down: its threads wait actively on the same cores, and an export alone
+changes the number of threads of torch. With one thread processor time is measured, which has to include that of
+CTranslate2.
 """
 
 from concurrent.futures import ProcessPoolExecutor

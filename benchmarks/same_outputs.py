@@ -4,7 +4,7 @@
     python benchmarks/same_outputs.py CKPT DATA-BIN [--gen-subset test] [--beam 4] [--json FILE]
 
 The versions: `gated`, the checkpoint itself; `masked`, with its closed heads masked; `pruned` and `stock`, the files
-that `headgates prune` writes without and with --stock; `bfloat16` and `int8`, the pruned model with these --inference-dtype;
+that `headgates prune` writes without and with --stock; `bfloat16` and `int8`, the pruned model with --inference-dtype;
 `ctranslate2` and `ctranslate2-int8`, the models that `headgates convert` writes in single precision and with
 --quantization int8. --all-layers also rounds small layers of `bfloat16` and `int8`, which is slower.
 

@@ -94,7 +94,7 @@ def moments(
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:
-    """Return a^T b of the rows of a batch, in double precision on the CPU; added within the batch in single precision."""
+    """Return a^T b of the rows of a batch, added in single precision or higher, in double precision on the CPU."""
     a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
     return (a.T @ b).cpu().double()
 
