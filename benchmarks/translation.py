@@ -12,9 +12,9 @@ The engines:
     ctranslate2-int8  CTranslate2 in int8
 
 The reference is raw text; translations are detokenised as Moses does. `MB` are those of the weights in a file, for
-`bfloat16` and `int8` of single precision, because this plugin rounds and quantises them in memory. `diff` and `p` are BLEU against the first
-row, by paired bootstrap. `ms` is the time of a sentence that is translated alone, `sentences/s` the speed in batches of
-32: the sum over the batches of the fastest of --rounds rounds. The rows take turns at each batch.
+`bfloat16` and `int8` of single precision, because this plugin rounds and quantises them in memory. `diff` and `p` are
+BLEU against the first row, by paired bootstrap. `ms` is the time of a sentence translated alone, `sentences/s` the speed
+in batches of 32: the sum over the batches of the fastest of --rounds rounds. The rows take turns at each batch.
 """
 
 import argparse

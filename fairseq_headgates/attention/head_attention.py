@@ -87,7 +87,7 @@ class HeadAttention(MultiheadAttention):
         self.register_buffer("head_mask", None, persistent=False)
         self.hook: HeadHook | None = None
         self._prepared = False  # for inference, by fairseq's call
-        self._fused = False
+        self._fused = False  # also when prepared
         self._in_proj: packed_linear.InferenceLinear | None = None  # q, k and v as one
         self._constant_gates = packed_linear.ParameterCache()
         self._counted_heads = packed_linear.ParameterCache()
@@ -137,6 +137,7 @@ class HeadAttention(MultiheadAttention):
         beam = q.size(1) // k.size(0)  # above 1 in a `DecoderStep`: the hypotheses of a sentence read the same keys
         q = self._split(q, beam)
         weights: Tensor | None = None
+        # On a CPU fused kernels round differently, and gain little: prepared models use the formula in float32.
         formula = need_weights or (self.hook is not None and self.hook.weights)
         if not formula and (q.is_cuda or self._fused or (incremental_state is None and not self._prepared)):
             context = fused_contexts(q, k, v, mask, self._dropout(), self.scaling)

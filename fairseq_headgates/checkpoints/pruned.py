@@ -22,7 +22,7 @@ from fairseq_headgates.attention.cuts import Pruned, as_state_dict, cut_copy, cu
 from fairseq_headgates.attention.neurons import ffn_dims, pad_neurons
 from fairseq_headgates.checkpoints.optimizer import cut_average, cut_optimizer
 from fairseq_headgates.heads import Mask, mask_to_json
-from fairseq_headgates.inference.packed_linear import reduced_precision, without_effect
+from fairseq_headgates.inference.packed_linear import without_effect
 from fairseq_headgates.messages import first_line, logging_only, quoted
 from fairseq_headgates.plugin.criterions.config import L0Config
 from fairseq_headgates.plugin.criterions.l0 import L0Mixin
@@ -211,7 +211,7 @@ def _table(options: Mapping[str, Any]) -> OrderedDict[str, Any]:
 def check_loads(state: Mapping[str, Any]) -> nn.Module:
     """Build and return the model of a pruned checkpoint. Raise ValueError unless fairseq can convert its options."""
     model: Any = build_model(state)
-    if reduced_precision(model) and (message := without_effect(model)):
+    if message := without_effect(model):
         logger.warning(message)
     if not state.get("args"):
         return model

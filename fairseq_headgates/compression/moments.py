@@ -26,7 +26,7 @@ RIDGE = 1e-4  # times the mean variance of the inputs
 
 @dataclass(frozen=True)
 class Moments:
-    """Second moments of one linear layer, in double precision, except within a batch.
+    """Second moments of one linear layer, in double precision.
 
     Attributes:
         inputs: sum over positions of (x, 1) (x, 1)^T, x the inputs: [N + 1, N + 1]
@@ -83,20 +83,14 @@ def moments(
             slopes = gradients(losses, [inserted for _, inserted in seen.values()])
             for (name, (inputs, _)), slope in zip(seen.items(), slopes, strict=True):
                 real = corpus.positions(sample, types[name], inputs)
-                rows, slope = inputs[real], slope[real]
+                rows, slope = inputs[real].double(), slope[real].double()
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
                 for total, vectors in zip(sums[name], (rows, slope), strict=True):
-                    total += products(vectors, vectors)
+                    total += (vectors.T @ vectors).cpu()
     found = {name: Moments(*map(all_reduce, of_layer)) for name, of_layer in sums.items()}
     for name, of_layer in found.items():
         check_finite(f"activations at {name}", of_layer.inputs, of_layer.gradients)
     return found
-
-
-def products(a: Tensor, b: Tensor) -> Tensor:
-    """Return a^T b of the rows of a batch, added in single precision or higher, in double precision on the CPU."""
-    a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
-    return (a.T @ b).cpu().double()
 
 
 def _square(size: int) -> Tensor:

@@ -31,7 +31,6 @@ from fairseq_headgates.attention.anatomy import Block, attention_modules, blocks
 from fairseq_headgates.attention.cuts import head_positions, prune
 from fairseq_headgates.attention.hooks import Recorded, recorded, replaced_forward
 from fairseq_headgates.attention.modules import evaluating, refuse_shared
-from fairseq_headgates.compression.moments import products
 from fairseq_headgates.data.corpus import Corpus
 from fairseq_headgates.data.losses import Sample, outputs
 from fairseq_headgates.data.workers import all_reduce
@@ -174,7 +173,7 @@ def _stop(*_: Any) -> None:
 
 
 class _LeastSquares:
-    """Second moments of the inputs and of the targets of a linear layer, in double precision, except within a batch.
+    """Second moments of the inputs and of the targets of a linear layer, in double precision.
 
     Args:
         model: the model with the layer, whose weight and bias are refitted
@@ -192,10 +191,11 @@ class _LeastSquares:
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
         """Add rows: inputs [rows, N] and targets [rows, E]."""
+        inputs, targets = inputs.double(), targets.double()
         if self.linear.bias is not None:
             inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
-        self.of_inputs += products(inputs, inputs)
-        self.of_targets += products(targets, inputs)
+        self.of_inputs += (inputs.T @ inputs).cpu()
+        self.of_targets += (targets.T @ inputs).cpu()
         self.rows += len(inputs)
 
     def solve(self, ridge: float) -> None:

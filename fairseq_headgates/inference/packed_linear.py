@@ -288,11 +288,13 @@ def set_precision(model: Any, chosen: str | None) -> str:
 
 
 def without_effect(model: Any) -> str:
-    """Prepare a model for inference in its data type. Return a message if no linear layer is large enough for it."""
-    model.make_generation_fast_()
+    """Prepare a model for bfloat16 or int8, if it is set to it. Return a message if its linear layers are too small."""
     dtype = reduced_precision(model)
+    if not dtype:
+        return ""
+    model.make_generation_fast_()
     layers = (layer for layer in model.modules() if isinstance(layer, PackedLinear))
-    if not dtype or _obstacle(model, dtype) or any(layer.inference.dtype != "float32" for layer in layers):
+    if _obstacle(model, dtype) or any(layer.inference.dtype != "float32" for layer in layers):
         return ""
     done = {"bfloat16": "rounded", "int8": "quantised"}[dtype]
     return f"{dtype} has no effect: no linear layer of the model is large enough to be {done}"
