@@ -13,8 +13,8 @@ The engines:
 
 The reference is raw text; translations are detokenised as Moses does. `MB` are those of the weights in a file, for
 `bfloat16` and `int8` of single precision, because this plugin rounds and quantises them in memory. `diff` and `p` are
-BLEU against the first row, by paired bootstrap. `ms` is the time of a sentence translated alone, `sentences/s` the speed
-in batches of 32: the sum over the batches of the fastest of --rounds rounds. The rows take turns at each batch.
+BLEU against the first row, by paired bootstrap. `ms` is the time of a sentence that is translated alone, `sentences/s`
+the speed in batches of 32: the sum over the batches of the fastest of --rounds rounds. The rows take turns.
 """
 
 import argparse

@@ -222,9 +222,9 @@ class HeadOptions:
     inference_dtype: str = option(
         "float32",
         "DTYPE",
-        "data type of linear layers in inference on a CPU: float32; bfloat16 (faster on CPUs with AMX or AVX512_BF16); "
-        "int8 (weights and activations quantised to 8 bits: faster, less accurate). Stored in the checkpoint; without "
-        "effect in training, validation and on GPUs",
+        "data type of linear layers in inference on a CPU: float32; bfloat16 (for CPUs with AMX or AVX512_BF16: "
+        "faster); int8 (weights and activations quantised to 8 bits: faster, less accurate). Stored in the checkpoint; "
+        "without effect in training, validation and on GPUs",
         one_of("inference dtype", DTYPES),
         (str,),
     )
