@@ -148,8 +148,8 @@ class Precision(LoadsCheckpoint):
     inference_dtype: str | None = option(
         metavar="DTYPE",
         help="data type of linear layers in inference on a CPU: float32; bfloat16 (for CPUs with AMX or "
-        "AVX512_BF16: faster); int8 (weights and activations quantised to 8 bits: faster, less accurate). Default: that "
-        "of the checkpoint. A checkpoint that is written stores this option; its weights stay in float32",
+        "AVX512_BF16: faster); int8 (weights and activations quantised to 8 bits: faster, less accurate). Default: "
+        "that of the checkpoint. A checkpoint that is written stores this option; its weights stay in float32",
     )
 
     def stored_options(self) -> dict[str, str]:

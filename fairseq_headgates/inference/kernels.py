@@ -75,7 +75,7 @@ class RoundedProduct(Float32Weight):
         """Return x W^T + bias, x and W rounded to bfloat16, sums in single precision: [..., K] -> [..., N]."""
         if x.numel() < FEW_ROWS * x.size(-1):
             return super().__call__(x, bias)
-        settings = torch.backends.mkldnn.matmul
+        settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         before = settings.fp32_precision  # its own, or that of all backends
         settings.fp32_precision = "bf16"
         try:

@@ -32,7 +32,13 @@ from fairseq_headgates.inference.kernels import BFloat16Weight, Float32Weight, R
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "int8")  # of linear layers in inference
-PACKED = {"float32": Float32Weight, "bfloat16": BFloat16Weight, "rounded": RoundedProduct, "int8": Int8Weight}
+PackedWeight = Float32Weight | BFloat16Weight | Int8Weight
+PACKED: dict[str, Callable[[Tensor], PackedWeight]] = {
+    "float32": Float32Weight,
+    "bfloat16": BFloat16Weight,
+    "rounded": RoundedProduct,
+    "int8": Int8Weight,
+}
 # Elements of a weight from which it is packed. Measured on two cores with 4 to 1,600 rows, time relative to F.linear:
 # 128 x 512: up to 2; 512 x 512 and larger: 0.3 to 1.15; in int8, 128 x 512: 0.4 to 4, 512 x 512: 0.4 to 1.3.
 WORTH_PACKING = 256 * 512
@@ -110,7 +116,7 @@ class InferenceLinear:
         self.layers, self.dtype, self.nonnegative = tuple(layers), dtype, nonnegative
         self.output = torch.float32
         self._weights = ParameterCache()  # of the joined weight, None if it was released, and the joined bias
-        self._packed: Float32Weight | BFloat16Weight | Int8Weight | None = None
+        self._packed: PackedWeight | None = None
 
     def __getstate__(self) -> dict:
         # torch cannot copy packed weights; they are packed again
