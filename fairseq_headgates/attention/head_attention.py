@@ -194,8 +194,13 @@ class HeadAttention(MultiheadAttention):
         if self.self_attention and self.num_heads and self._in_proj is None:
             self._in_proj = packed_linear.join_linears(self, ["q_proj", "k_proj", "v_proj"], dtype)
         self._fused = dtype != "float32"
-        packed_linear.replace_linears(self, dtype)
-        if self.self_attention:  # with odd numbers of source positions, attention in bfloat16 takes longer
+
+    def stay_in_bfloat16(self) -> None:
+        """Compute self-attention in bfloat16 if all of its packed weights are in it.
+
+        Attention to the encoder stays in single precision: with an odd number of source positions, bfloat16 is slower.
+        """
+        if self.self_attention:
             packed_linear.stay_in_bfloat16(*(getattr(self, name) for name in self.INPUTS), self.out_proj)
 
     def _project_in(

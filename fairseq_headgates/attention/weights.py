@@ -49,8 +49,6 @@ def fused_contexts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """Compute softmax(Q K^T / sqrt(D)), at least in single precision: [B, H, T, S]."""
-    if q.dtype == torch.bfloat16 and not q.is_cuda:  # a product in it is slower, and rounds the scores
-        q, k = q.float(), k.float()
     scores = (q * scaling) @ k.transpose(2, 3)
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill_(mask, mask_value(scores.dtype))

@@ -61,7 +61,7 @@ def removal_curve(covariance: Tensor, slopes: Tensor, size: int, scale: float = 
     gone = torch.zeros(len(units), dtype=torch.bool)
     order, costs, number = list[int](), [0.0], max(1, BLOCK // size)
     while not gone.all():
-        nearest = min(CANDIDATES * number, int(gone.logical_not().sum()))
+        nearest = min(CANDIDATES * number, int((~gone).sum()))
         near = _unit_costs(precision, slopes, size, gone).argsort()[:nearest].sort().values
         columns = head_positions(near.tolist(), size)
         chosen, steps = _greedy(precision[columns][:, columns], slopes[columns][:, columns], size, number)
@@ -72,9 +72,10 @@ def removal_curve(covariance: Tensor, slopes: Tensor, size: int, scale: float = 
         _eliminate_(precision, slopes, removed.tolist(), size)
         gone[removed] = True
         if 2 * gone.sum() > len(gone):
-            kept = head_positions(gone.logical_not().nonzero().flatten().tolist(), size)
-            precision, slopes, units = precision[kept][:, kept], slopes[kept][:, kept], units[~gone]
-            gone = gone[~gone]
+            kept = ~gone
+            columns = head_positions(kept.nonzero().flatten().tolist(), size)
+            precision, slopes = precision[columns][:, columns], slopes[columns][:, columns]
+            units, gone = units[kept], gone[kept]
     return Curve(tuple(order), tuple(costs))
 
 

@@ -3,8 +3,8 @@
 A function for each says whether this torch and this processor have it; without it, callers use public functions.
 
     torch.ops.mkldnn._reorder_linear_weight, _linear_pointwise     a weight packed for oneDNN, and its product
-    torch.cpu._is_avx512_bf16_supported                            whether a CPU multiplies in bfloat16
     torch.ops.onednn.qlinear_prepack, qlinear_pointwise            the same in int8
+    torch.cpu._is_avx512_bf16_supported                            whether the processor multiplies in bfloat16
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu     fused attention that returns its normaliser
 """
 

@@ -319,31 +319,25 @@ def pack_linears(model: nn.Module, dtype: str = "float32") -> None:
     """
     track_parameters(model)
     _return_freed_memory()  # of loading, so that the packed weights do not add to it
-    replace_linears(model, dtype)  # when it returns, nothing refers to the layers that it replaced
+    _replace_linears(model, dtype)  # when it returns, nothing refers to the layers that it replaced
     for module in model.modules():
         if isinstance(module, PackedLinear):
             module.inference.release()
     _return_freed_memory()
 
 
-def replace_linears(model: nn.Module, dtype: str) -> None:
-    """Replace the large linear layers of a model by `PackedLinear`, without releasing their weights."""
+def _replace_linears(model: nn.Module, dtype: str) -> None:
     for module in list(model.modules()):
+        is_layer = type(module).__module__ == TransformerEncoderLayer.__module__ and hasattr(module, "fc2")
+        in_block = is_layer or isinstance(module, MultiheadAttention)
+        form = "rounded" if dtype == "bfloat16" and not in_block else dtype
+        normed = getattr(module, "ffn_layernorm", None) is not None
+        after_relu = is_layer and module.activation_fn is F.relu and not normed  # the inputs of fc2
         for name, layer in list(module.named_children()):
             if is_plain(layer) and _can_be_packed(dtype, layer.weight):
-                in_block = isinstance(module, MultiheadAttention) or _is_feed_forward(module)
-                form = "rounded" if dtype == "bfloat16" and not in_block else dtype
-                nonnegative = dtype == "int8" and name == "fc2" and _is_feed_forward(module, F.relu)
-                setattr(module, name, PackedLinear(layer, form, nonnegative))
-        if _is_feed_forward(module):
+                setattr(module, name, PackedLinear(layer, form, dtype == "int8" and name == "fc2" and after_relu))
+        if is_layer and not normed:
             stay_in_bfloat16(module.fc1, module.fc2)  # type: ignore[arg-type]
-
-
-def _is_feed_forward(module: Any, activation: Any = None) -> bool:
-    """Return whether a module is a layer of fairseq's that computes fc2(activation(fc1(x)))."""
-    of_fairseq = type(module).__module__ == TransformerEncoderLayer.__module__ and hasattr(module, "fc2")
-    normed = getattr(module, "ffn_layernorm", None) is not None
-    return of_fairseq and not normed and activation in (None, getattr(module, "activation_fn", None))
 
 
 def stay_in_bfloat16(*layers: nn.Module) -> None:

@@ -6,10 +6,7 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from support.all_attention import make_blocks
-from support.all_attention import make_model as make_all_attention
-from support.classifiers import HEAD, make_roberta, make_sentences
-from support.language_models import make_lm, make_text
+from support.inference import FAMILIES
 from support.models import logits, make_batch, make_gated
 from torch import nn
 
@@ -155,25 +152,18 @@ def test_a_transformer_rounds_in_its_blocks_and_in_the_product_of_its_output_lay
     assert 0 < off < 0.01 and (found - twin).norm() / expected.norm() < 1.5 * of_twin
 
 
-FAMILIES = {  # a model, its batch, and how many of its layers have weights in bfloat16
-    "language model": (make_lm, make_text, 12),
-    "all-attention": (make_all_attention, lambda: {"src_tokens": make_blocks()[0][0]}, 10),
-    "classifier": (
-        make_roberta,
-        lambda: {**make_sentences()["net_input"], "features_only": True, "classification_head_name": HEAD},
-        12,
-    ),
-}
+# How many layers have weights in bfloat16
+PACKED = {"language model": 12, "all-attention": 10, "classifier": 12}
 
 
 @NEEDS_BFLOAT16
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_computes_in_bfloat16(family, small):
-    make, batch, number = FAMILIES[family]
+    make, batch = FAMILIES[family]
     model = make()
     expected = logits(model, batch())
     found = logits(prepared(model), batch())
-    assert list(forms(model).values()).count("bfloat16") == number
+    assert list(forms(model).values()).count("bfloat16") == PACKED[family]
     assert found.dtype == torch.float32 and 0 < (found - expected).norm() / expected.norm() < 0.02
 
 

@@ -6,10 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from support.all_attention import make_blocks
-from support.all_attention import make_model as make_all_attention
-from support.classifiers import HEAD, make_roberta, make_sentences
-from support.language_models import make_lm, make_text
+from support.inference import FAMILIES
 from support.models import logits, make_batch, make_gated
 from torch import nn
 
@@ -179,24 +176,16 @@ def test_all_linear_layers_of_a_transformer_are_in_8_bits(small):
     assert fc2.nonnegative and not model.encoder.layers[0].fc1.inference.nonnegative
 
 
-FAMILIES = {  # a model, its batch, and how many of its layers are in 8 bits
-    "language model": (make_lm, make_text, 13),
-    "all-attention": (make_all_attention, lambda: {"src_tokens": make_blocks()[0][0]}, 11),
-    "classifier": (
-        make_roberta,
-        lambda: {**make_sentences()["net_input"], "features_only": True, "classification_head_name": HEAD},
-        15,
-    ),
-}
+PACKED = {"language model": 13, "all-attention": 11, "classifier": 15}  # how many layers are in 8 bits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_computes_in_8_bits(family, small):
-    make, batch, number = FAMILIES[family]
+    make, batch = FAMILIES[family]
     model = make()
     expected = logits(model, batch())
     prepared(model)
-    assert len(in_8_bits(model)) == number
+    assert len(in_8_bits(model)) == PACKED[family]
     found = logits(model, batch())
     assert 0 < (found - expected).norm() / expected.norm() < 0.05
 

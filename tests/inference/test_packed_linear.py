@@ -84,6 +84,15 @@ def test_a_model_prepared_for_inference_is_packed_and_computes_the_same():
     torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
 
 
+@NEEDS_ONEDNN
+def test_attention_of_other_models_packs_its_inputs_alone(monkeypatch):
+    """fairseq prepares it in models of others, too, where nobody releases the weights of packed layers."""
+    monkeypatch.setattr(packed_linear, "WORTH_PACKING", 1)
+    attention = make_gated().encoder.layers[0].self_attn
+    attention.make_generation_fast_()
+    assert isinstance(attention.q_proj, PackedLinear) and type(attention.out_proj) is nn.Linear
+
+
 def test_without_onednn_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     model = make_gated(encoder_ffn_embed_dim=8192)

@@ -173,6 +173,8 @@ class HeadGatesMixin:
         for module in attention_modules(self):  # type: ignore[arg-type]
             module.attention.make_generation_fast_(dtype=dtype)  # fairseq calls it only once
         pack_linears(self, dtype)  # type: ignore[arg-type]
+        for module in attention_modules(self):  # type: ignore[arg-type]
+            module.attention.stay_in_bfloat16()
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Rename the weights of older versions of fairseq; fairseq's commands call it."""
