@@ -165,8 +165,12 @@ def ablation_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
 
 
 def curve_results(contents: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
-    """Yield what files of `headgates curve` say."""
-    for points in (each["points"] for each in contents):
+    """Yield what files of `headgates curve` say; those of the same checkpoints and data are drawn together."""
+    together: dict[tuple, list[Mapping[str, Any]]] = {}
+    for each in contents:
+        measured = dict.fromkeys((point["checkpoint"], point.get("measured")) for point in each["points"])
+        together.setdefault(tuple(measured), []).extend(each["points"])
+    for points in together.values():
         origins = dict.fromkeys(
             str(point[key]) for key in ("signature", "measured") for point in points if key in point
         )

@@ -40,7 +40,7 @@ def row_of(panels: Sequence[Panel]) -> Figure:
 
 def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Return plots of pruning curves: bits per token and other metrics over the heads that are removed."""
-    several = len({(p["checkpoint"], p["by"]) for p in points}) > 1
+    checkpoints, scores = (len({p[key] for p in points}) for key in ("checkpoint", "by"))
     panels = []
     for measure, label in METRICS.items():
         if all(p.get(measure) is None for p in points):
@@ -49,8 +49,8 @@ def curve_panels(points: Sequence[Mapping[str, Any]]) -> list[Panel]:
             label = f"bits per {points[0].get('unit', 'target token')}"
         lines: dict[str, list[tuple[float, float]]] = {}
         for (checkpoint, by, types), group in groupby(points, key=lambda p: (p["checkpoint"], p["by"], p["types"])):
-            name = f"{types} {by} {checkpoint}" if several else types
-            lines[name] = [(p["removed"], p[measure]) for p in group]
+            name = types if checkpoints == scores == 1 else f"{types} {by}"
+            lines[name if checkpoints == 1 else f"{name} {checkpoint}"] = [(p["removed"], p[measure]) for p in group]
         panels.append(Panel(label, partial(draw_lines, lines=lines, x="heads removed (%)", y=label)))
     return panels
 

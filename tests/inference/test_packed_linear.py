@@ -12,9 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_headgates import prune
 from fairseq_headgates.inference import packed_linear
-from fairseq_headgates.inference.packed_linear import WORTH_PACKING, InferenceLinear, PackedLinear, pack_linears
+from fairseq_headgates.inference.packed_linear import InferenceLinear, PackedLinear, pack_linears, worth_packing
 
-LARGE, SMALL = (512, WORTH_PACKING // 512), (24, 16)  # outputs, inputs
+LARGE, SMALL = (512, worth_packing("float32") // 512), (24, 16)  # outputs, inputs
+WIDE = {"encoder_ffn_embed_dim": 24 * 1024}  # with 32 inputs, packed on every processor
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
@@ -75,7 +76,7 @@ def test_packed_layers_follow_every_change_of_the_weights(shape, count):
 
 @NEEDS_ONEDNN
 def test_a_model_prepared_for_inference_is_packed_and_computes_the_same():
-    model = make_gated(encoder_ffn_embed_dim=8192, gate_heads="dec-self", gate_init="0.3")
+    model = make_gated(**WIDE, gate_heads="dec-self", gate_init="0.3")
     expected, names = logits(model, make_batch()), list(model.state_dict())
     model.make_generation_fast_()
     packed = {name for name, module in model.named_modules() if isinstance(module, PackedLinear)}
@@ -95,7 +96,7 @@ def test_attention_of_other_models_packs_its_inputs_alone(monkeypatch):
 
 def test_without_onednn_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    model = make_gated(encoder_ffn_embed_dim=8192)
+    model = make_gated(**WIDE)
     expected = logits(model, make_batch())
     model.make_generation_fast_()
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
@@ -107,7 +108,7 @@ def test_without_onednn_nothing_is_packed(monkeypatch):
 
 def prepared(**options):
     """Return a model whose feed-forward layers of the encoder, and nothing else, have weights that are released."""
-    model = make_gated(encoder_ffn_embed_dim=8192, **options)
+    model = make_gated(**WIDE, **options)
     names = list(model.state_dict())
     model.make_generation_fast_()
     return model, names
@@ -143,7 +144,7 @@ def in_inference_mode(call):
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("ask", ASK)
 def test_released_weights_are_restored_unchanged_on_access(ask):
-    never, (model, names) = make_gated(encoder_ffn_embed_dim=8192), prepared()
+    never, (model, names) = make_gated(**WIDE), prepared()
     expected = logits(never, make_batch())
     assert released(model) == LARGE_LAYERS
     torch.testing.assert_close(logits(model, make_batch()), expected, rtol=1e-5, atol=1e-5)
@@ -163,7 +164,7 @@ def test_released_weights_are_restored_unchanged_on_access(ask):
 
 @NEEDS_ONEDNN
 def test_weights_with_other_references_are_not_released():
-    model = make_gated(encoder_ffn_embed_dim=8192, freeze_params=r"fc2\.weight")
+    model = make_gated(**WIDE, freeze_params=r"fc2\.weight")
     held = model.encoder.layers[1].fc1.weight
     model.make_generation_fast_()
     assert released(model) == LARGE_LAYERS - {"encoder.layers.1.fc1"}
@@ -201,17 +202,17 @@ def test_memory_of_a_released_weight_is_free():
 
 @NEEDS_ONEDNN
 def test_layers_with_hooks_are_not_replaced():
-    model, called = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), []
+    model, called = nn.Sequential(nn.Linear(2048, 512), nn.Linear(512, 2048)), []
     model[0].register_forward_hook(lambda *_: called.append(1))
     pack_linears(model)
     with torch.no_grad():
-        model(torch.randn(4, 512))
+        model(torch.randn(4, 2048))
     assert called == [1]
     assert [type(layer) for layer in model] == [nn.Linear, PackedLinear]
 
 
 def test_inputs_of_another_precision():
-    model = nn.Sequential(nn.Linear(512, 512))
+    model = nn.Sequential(nn.Linear(512, 2048))
     expected = copy.deepcopy(model)
     pack_linears(model)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -222,7 +223,7 @@ def test_inputs_of_another_precision():
 @NEEDS_ONEDNN
 @pytest.mark.parametrize("rows", [1, 400])
 def test_an_unreleased_weight_is_used_packed_where_that_is_faster(rows, monkeypatch):
-    model = nn.Sequential(nn.Linear(512, 512))
+    model = nn.Sequential(nn.Linear(512, 2048))
     held = model[0].weight
     pack_linears(model)
     assert model[0].weight is held  # not released

@@ -8,7 +8,7 @@ from fairseq_headgates.cli.output import picture
 from fairseq_headgates.data import comparison
 from fairseq_headgates.data.results import Evaluation, Score, Speed
 from fairseq_headgates.drawing import text as report_text
-from fairseq_headgates.drawing.figures import curve_plot, heat_map, heat_maps, kept_heads
+from fairseq_headgates.drawing.figures import curve_plot, curve_results, heat_map, heat_maps, kept_heads
 from fairseq_headgates.drawing.result import short_names
 from fairseq_headgates.drawing.tables import (
     agreement_table,
@@ -127,6 +127,15 @@ def test_curves():
     loss, bleu = curve_plot(points()[:2]).axes
     assert loss.lines[0].get_xydata().tolist() == [[0, 2], [50, 2.5]]
     assert bleu.lines[0].get_xydata().tolist() == [[0, 30], [50, 20]]
+
+
+def test_curves_of_several_scores_are_one_picture_if_they_measure_the_same():
+    pytest.importorskip("matplotlib")
+    files = [{"points": [{**p, "by": by, "measured": data} for p in points()[:2]]} for by, data in ("gx", "cx", "gy")]
+    together, alone = curve_results(files)
+    loss, _ = together.figures[0].draw().axes
+    assert [line.get_label() for line in loss.lines] == ["all g", "all c"]
+    assert len(together.tables) == 2 and len(alone.tables) == 1
 
 
 def test_agreement():
