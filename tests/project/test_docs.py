@@ -253,7 +253,7 @@ def test_named_options_exist():
     others |= {"--strict", "--build-arg", "--ipc", "--wrap", "--version"}  # of twine, docker, sbatch, headgates itself
     others |= {"--no-python", "--nproc-per-node", "--logdir"}  # of torchrun; of tensorboard
     others |= {"--gpt2-encoder-json", "--gpt2-vocab-bpe"}  # of --bpe gpt2
-    others |= {"--sacrebleu-lowercase", "--echo", "--vocabulary-threshold"}  # of --scoring sacrebleu, sacrebleu, subword-nmt
+    others |= {"--sacrebleu-lowercase", "--echo", "--vocabulary-threshold"}  # of sacrebleu, subword-nmt
     others |= SNAKEMAKE | {"--python"}  # of pipx
     named = {option: page.name for page in PAGES for option in named_options(page)}
     assert not {o: page for o, page in named.items() if o not in headgates | fairseq | others and o not in scripts}
