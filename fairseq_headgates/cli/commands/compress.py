@@ -105,8 +105,8 @@ class Compress(Text, Precision, Output):
         default=[],
         within=BUDGET,
         help="how many times as fast the model must be (1.5), measured on this machine with the given --beam, "
-        "--batch-size, --max-tokens, --cpu and --inference-dtype, by this plugin. A model that is more than 5%% off is "
-        "written, with exit code 2. Several values only without --out",
+        "--batch-size, --max-tokens, --cpu and --inference-dtype, by this plugin. A model that is more than "
+        f"{WITHIN:.0%}% off is written, with exit code 2. Several values only without --out",
     )
     units: tuple[str, ...] = option(
         metavar="U[,U]",
