@@ -1,12 +1,14 @@
 """Remove the pairs of parallel text that a translation model should not learn from, and count them.
 
-    python3 recipes/scripts/clean.py FROM TO SRC TGT [--max-length 200] [--max-ratio 9] [--unique] [--held-out TEXT ...]
+    python3 recipes/scripts/clean.py FROM TO SRC TGT [--max-length 200] [--max-ratio 9] [--max-repeats 2] [--unique]
+        [--held-out TEXT ...]
 
 reads FROM.SRC and FROM.TGT (tokenised, one sentence per line) and writes TO.SRC and TO.TGT in the same order. A pair is
 removed for the first of these reasons that applies:
 
 - empty, too long: with --max-length, one side has no token or more than so many
 - ratio: with --max-ratio, one side has more than so many times as many tokens as the other
+- repeats: with --max-repeats, TGT has the same one to four tokens more than so many times in a row
 - held out, again: with --unique, the pair is in TEXT.SRC and TEXT.TGT, or came before
 
 Prints a table of the counts. Both sides of all texts must have the same number of lines.
@@ -27,7 +29,7 @@ from tqdm import tqdm
 import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.drawing.tables import text_table
 
-REASONS = ["empty", "too long", "ratio", "held out", "again"]
+REASONS = ["empty", "too long", "ratio", "repeats", "held out", "again"]
 
 
 def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
@@ -49,6 +51,18 @@ def digest(pair: tuple[str, str]) -> bytes:
     return blake2b("\n".join(pair).encode(), digest_size=16).digest()
 
 
+def repeats(sentence: str, times: float) -> bool:
+    """Return whether one to four tokens stand more than so many times in a row."""
+    tokens = sentence.split()
+    for size in range(1, 5):
+        equal = 0  # consecutive tokens that are equal to the one `size` tokens before
+        for before, token in zip(tokens, tokens[size:], strict=False):
+            equal = equal + 1 if token == before else 0
+            if equal >= size * times:
+                return True
+    return False
+
+
 def reason(pair: tuple[str, str], args: argparse.Namespace, held_out: set[bytes], seen: set[bytes]) -> str | None:
     """Return the reason to remove a pair, or None to keep it."""
     short, long = sorted(len(side.split()) for side in pair)
@@ -58,6 +72,8 @@ def reason(pair: tuple[str, str], args: argparse.Namespace, held_out: set[bytes]
         return "too long"
     if long > args.max_ratio * short:
         return "ratio"
+    if args.max_repeats < math.inf and repeats(pair[1], args.max_repeats):
+        return "repeats"
     if args.unique:
         key = digest(pair)
         if key in held_out:
@@ -75,6 +91,7 @@ def main() -> None:
     parser.add_argument("languages", nargs=2, metavar=("SRC", "TGT"))
     parser.add_argument("--max-length", type=float, default=math.inf, metavar="TOKENS")
     parser.add_argument("--max-ratio", type=float, default=math.inf, metavar="R")
+    parser.add_argument("--max-repeats", type=float, default=math.inf, metavar="N")
     parser.add_argument("--unique", action="store_true")
     parser.add_argument("--held-out", nargs="+", default=[], metavar="TEXT")
     args = parser.parse_args()

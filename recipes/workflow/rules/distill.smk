@@ -8,7 +8,7 @@ rule translate_training_text:
         data=DATA,
         checkpoint=f"{PLACE}/baseline/pruned.pt",
     output:
-        expand(f"{OUT}/text/seed{{{{seed}}}}.distilled.{{language}}", language=LANGUAGES),
+        expand(f"{OUT}/text/seed{{{{seed}}}}.translated.{{language}}", language=LANGUAGES),
     log:
         f"{PLACE}/baseline/translate.log",
     params:
@@ -21,6 +21,18 @@ rule translate_training_text:
         f" {command_line({'log-format': 'simple', 'log-interval': 50}, config['evaluation'])} {CPU}"
         " {params.int8} 2> {log} | awk -F '\\t' '/^S-/ {{ source = $2 }}"
         ' /^H-/ {{ print source > "{output[0]}"; print $3 > "{output[1]}" }}\''
+
+
+# Models that are trained on translations with repetitions repeat more: docs/results.md.
+rule remove_repetitions:
+    input:
+        expand(f"{OUT}/text/seed{{{{seed}}}}.translated.{{language}}", language=LANGUAGES),
+    output:
+        expand(f"{OUT}/text/seed{{{{seed}}}}.distilled.{{language}}", language=LANGUAGES),
+        table=f"{OUT}/text/seed{{seed}}.distilled.txt",
+    shell:
+        f"python3 {SCRIPTS}/clean.py {OUT}/text/seed{{wildcards.seed}}.translated {OUT}/text/seed{{wildcards.seed}}.distilled"
+        f" {' '.join(LANGUAGES)} --max-repeats 2 | tee {{output.table}}"
 
 
 rule original_and_distilled:
