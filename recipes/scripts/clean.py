@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -28,6 +29,7 @@ from tqdm import tqdm
 
 import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.drawing.tables import text_table
+from fairseq_headgates.files.writing import replacing
 
 REASONS = ["empty", "too long", "ratio", "repeats", "held out", "again"]
 
@@ -98,9 +100,12 @@ def main() -> None:
     held_out = {digest(pair) for text in args.held_out for pair in pairs(text, args.languages)}
     counts: Counter[str | None] = Counter()
     seen: set[bytes] = set()
+    for language in args.languages:
+        os.stat(f"{args.read}.{language}")  # `replacing` would say of a missing file that it cannot be written
     with ExitStack() as stack:
         names = [f"{args.write}.{language}" for language in args.languages]
-        files = [stack.enter_context(open(name, "w", encoding="utf-8", newline="\n")) for name in names]
+        parts = [stack.enter_context(replacing(name, force=True)) for name in names]
+        files = [stack.enter_context(open(part, "w", encoding="utf-8", newline="\n")) for part in parts]
         for pair in tqdm(pairs(args.read, args.languages), desc="cleaning", unit=" pairs", disable=None):
             found = reason(pair, args, held_out, seen)
             counts[found] += 1
@@ -118,5 +123,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise SystemExit(f"clean.py: {error}") from None
