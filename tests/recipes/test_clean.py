@@ -27,5 +27,8 @@ def test_pairs_whose_translation_repeats_itself_are_removed(tmp_path, monkeypatc
     names = [str(tmp_path / name) for name in ("from", "to")]
     monkeypatch.setattr("sys.argv", ["clean.py", *names, "en", "de", "--max-repeats", "2"])
     clean.main()
-    assert (tmp_path / "to.en").read_text() == "no\nno no no\nfive\n"
     assert "\nrepeats       -2  -40.00%\n" in capsys.readouterr().out
+    (tmp_path / "from.de").write_text("one\n")  # fewer lines: what was written before stays
+    with pytest.raises(SystemExit, match="must be aligned"):
+        clean.main()
+    assert (tmp_path / "to.en").read_text() == "no\nno no no\nfive\n"
