@@ -112,12 +112,18 @@ def main() -> None:
             if found is None:
                 for file, text in zip(files, pair, strict=True):
                     file.write(text + "\n")
-    rows = [("pairs", total := counts.total()), *((each, -counts[each]) for each in REASONS), ("left", counts[None])]
-    print(
-        text_table(["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows])
-    )
-    if not counts[None]:
-        raise SystemExit("clean.py: no pair is left for training")
+        rows = [
+            ("pairs", total := counts.total()),
+            *((each, -counts[each]) for each in REASONS),
+            ("left", counts[None]),
+        ]
+        print(
+            text_table(
+                ["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows]
+            )
+        )
+        if not counts[None]:
+            raise SystemExit("clean.py: no pair is left for training")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ def test_pairs_whose_translation_repeats_itself_are_removed(tmp_path, monkeypatc
     monkeypatch.setattr("sys.argv", ["clean.py", *names, "en", "de", "--max-repeats", "2"])
     clean.main()
     assert "\nrepeats       -2  -40.00%\n" in capsys.readouterr().out
-    (tmp_path / "from.de").write_text("one\n")  # fewer lines: what was written before stays
-    with pytest.raises(SystemExit, match="must be aligned"):
-        clean.main()
+    for german, reason in (("one\n", "must be aligned"), ("ja ja ja\n" * 5, "no pair is left")):
+        (tmp_path / "from.de").write_text(german)  # what was written before stays
+        with pytest.raises(SystemExit, match=reason):
+            clean.main()
     assert (tmp_path / "to.en").read_text() == "no\nno no no\nfive\n"
