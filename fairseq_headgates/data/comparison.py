@@ -121,7 +121,7 @@ def _translations(group: Sequence[Evaluation], names: Sequence[str]) -> list[Tab
     """
     references = group[0].references or []
     first, *others = [each.predictions or [] for each in group]
-    if not others or not all(isinstance(each, str) for each in references):
+    if not (others and references) or not all(isinstance(each, str) for each in references):
         return []
     scores = [each.scores["BLEU"].score for each in group]
     kept = [of_model for of_model, score in zip(others, scores[1:], strict=True) if score >= COLLAPSED * scores[0]]

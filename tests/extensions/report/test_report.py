@@ -290,6 +290,16 @@ def test_one_model_has_no_sentence_and_no_translations():
     assert list(found) == ["Results"] and found["Results"].sentence == ""
 
 
+def test_language_models_have_no_translations():
+    group = [evaluation("whole.pt"), evaluation("small.pt", parameters=70)]
+    for each in group:
+        for name, value in (("scores", {}), ("predictions", None), ("references", None)):
+            object.__setattr__(each, name, value)
+    found = said(group)
+    assert list(found) == ["Results"]
+    assert found["Results"].sentence.startswith("small keeps 7 of 10 heads and has 30% fewer parameters than whole")
+
+
 def test_translations_are_those_on_which_most_models_disagree():
     texts = [["a"] * 6, ["a", "b", "b", "b", "a", "b"], ["a", "c", "b", "c", "b", "c"]]
     group = [evaluation(f"{i}.pt") for i in range(3)]
