@@ -112,16 +112,9 @@ def main() -> None:
             if found is None:
                 for file, text in zip(files, pair, strict=True):
                     file.write(text + "\n")
-        rows = [
-            ("pairs", total := counts.total()),
-            *((each, -counts[each]) for each in REASONS),
-            ("left", counts[None]),
-        ]
-        print(
-            text_table(
-                ["cleaning", "number", "share"], [[name, f"{n:,}", f"{n / max(total, 1):.2%}"] for name, n in rows]
-            )
-        )
+        rows = {"pairs": counts.total(), **{each: -counts[each] for each in REASONS}, "left": counts[None]}
+        cells = [[name, f"{n:,}", f"{n / max(rows['pairs'], 1):.2%}"] for name, n in rows.items()]
+        print(text_table(["cleaning", "number", "share"], cells))
         if not counts[None]:
             raise SystemExit("clean.py: no pair is left for training")
 
