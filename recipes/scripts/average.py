@@ -19,6 +19,7 @@ from torch import Tensor
 from fairseq_headgates.checkpoints import load_checkpoint
 from fairseq_headgates.checkpoints.saving import save_checkpoint
 from fairseq_headgates.safety.checkpoint import updates_of
+from script_errors import errors_in_one_line
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
@@ -65,7 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with errors_in_one_line():
         main()
-    except ValueError as error:
-        raise SystemExit(f"average.py: {error}") from None

@@ -30,6 +30,7 @@ from tqdm import tqdm
 import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files.writing import replacing
+from script_errors import errors_in_one_line
 
 REASONS = ["empty", "too long", "ratio", "repeats", "held out", "again"]
 
@@ -42,8 +43,8 @@ def pairs(prefix: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
         for number, pair in enumerate(zip_longest(*sides)):
             if None in pair:
                 short, long = languages if pair[0] is None else languages[::-1]
-                raise SystemExit(
-                    f"clean.py: {prefix} has {number:,} lines in {short} and more in {long}: the sides must be aligned"
+                raise ValueError(
+                    f"{prefix} has {number:,} lines in {short} and more in {long}: the sides must be aligned"
                 )
             yield pair[0].rstrip("\n"), pair[1].rstrip("\n")
 
@@ -116,11 +117,9 @@ def main() -> None:
         cells = [[name, f"{n:,}", f"{n / max(rows['pairs'], 1):.2%}"] for name, n in rows.items()]
         print(text_table(["cleaning", "number", "share"], cells))
         if not counts[None]:
-            raise SystemExit("clean.py: no pair is left for training")
+            raise ValueError("no pair is left for training")
 
 
 if __name__ == "__main__":
-    try:
+    with errors_in_one_line():
         main()
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"clean.py: {error}") from None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
 from fairseq_headgates.drawing.tables import text_table
 from fairseq_headgates.files import lines_of, read_text
+from script_errors import errors_in_one_line
 
 # BLEU of Michel et al. 2019 by epoch, section 6, IWSLT14 German-English, without pruning.
 MICHEL = {"1": 3.0, "2": 6.2, "3": 18.1, "5": 26.9, "10": 30.6, "20": 34.5, "30": 34.7, "40": 34.9}
@@ -27,16 +28,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--paper", action="store_true")
     args = parser.parse_args(argv)
     curves: dict[tuple[str, str], dict[float, float]] = {}
-    try:
-        for path in args.files:
-            text = read_text(path, "the curve", "give a file of headgates curve --tsv")
-            for row in csv.DictReader(lines_of(text), delimiter="\t"):
-                if not row.get("bleu"):
-                    raise ValueError(f"{path} has no BLEU: run headgates curve with --metric bleu")
-                if row["types"] == "all":
-                    curves.setdefault((row["checkpoint"], row["by"]), {})[float(row["removed"])] = float(row["bleu"])
-    except ValueError as error:
-        raise SystemExit(f"curves.py: {error}") from None
+    for path in args.files:
+        text = read_text(path, "the curve", "give a file of headgates curve --tsv")
+        for row in csv.DictReader(lines_of(text), delimiter="\t"):
+            if not row.get("bleu"):
+                raise ValueError(f"{path} has no BLEU: run headgates curve with --metric bleu")
+            if row["types"] == "all":
+                curves.setdefault((row["checkpoint"], row["by"]), {})[float(row["removed"])] = float(row["bleu"])
     over_training = len({checkpoint for checkpoint, _ in curves}) > 1
     steps = sorted({step for curve in curves.values() for step in curve})
     rows = []
@@ -50,4 +48,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pooch
 
+from script_errors import errors_in_one_line
+
 
 def address_of(name: str) -> str:
     """Return the address of a trained model of fairseq."""
@@ -21,7 +23,7 @@ def address_of(name: str) -> str:
 
     models = TransformerModel.hub_models() | RobertaModel.hub_models()
     if name not in models:
-        raise SystemExit(f"download.py: {name!r} is not a trained model of fairseq: choose from {', '.join(models)}")
+        raise ValueError(f"{name!r} is not a trained model of fairseq: choose from {', '.join(models)}")
     found = models[name]
     return found["path"] if isinstance(found, dict) else found
 
@@ -36,7 +38,7 @@ def download(file: Path, addresses: list[str]) -> None:
         else:
             print(f"{pooch.file_hash(file)}  {file}")
             return
-    raise SystemExit(f"download.py: {'; '.join(reasons)}: try again, or put the file at {file}")
+    raise ValueError(f"{'; '.join(reasons)}: try again, or put the file at {file}")
 
 
 def main() -> None:
@@ -48,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

@@ -16,14 +16,11 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+
+from script_errors import errors_in_one_line
 
 SPLITS = ("train", "valid", "test")
 Row = tuple[str, ...]
-
-
-def refuse(message: str) -> NoReturn:
-    raise SystemExit(f"labelled.py: {message}")
 
 
 def read(path: Path, inputs: int) -> list[Row]:
@@ -34,9 +31,9 @@ def read(path: Path, inputs: int) -> list[Row]:
     for i, row in enumerate(rows, 1):
         if len(row) != inputs + 1 or not all(row):
             form = "<TAB>".join([*(["text", "text2"][:inputs]), "label"])
-            refuse(f"{path}, line {i} has {len(row)} columns, or an empty one: every line must be {form}")
+            raise ValueError(f"{path}, line {i} has {len(row)} columns, or an empty one: every line must be {form}")
     if not rows:
-        refuse(f"{path} is empty")
+        raise ValueError(f"{path} is empty")
     return rows
 
 
@@ -54,10 +51,12 @@ def main() -> None:
     rows = {split: read(path, args.inputs) for split, path in zip(SPLITS, args.files, strict=True)}
     number = {label: i for i, label in enumerate(sorted({row[-1] for row in rows["train"]}))}
     if len(number) != args.classes:
-        refuse(f"{args.files[0]} has {len(number)} labels ({', '.join(list(number)[:8])}), classes is {args.classes}")
+        raise ValueError(
+            f"{args.files[0]} has {len(number)} labels ({', '.join(list(number)[:8])}), classes is {args.classes}"
+        )
     for path, found in zip(args.files, rows.values(), strict=True):
         if other := {row[-1] for row in found} - set(number):
-            refuse(f"{path} has the label {min(other)!r}, which the training set does not have")
+            raise ValueError(f"{path} has the label {min(other)!r}, which the training set does not have")
     random.Random(1).shuffle(rows["train"])
     args.text.mkdir(parents=True, exist_ok=True)
     write(args.text / "labels.txt", number)
@@ -72,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

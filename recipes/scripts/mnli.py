@@ -17,6 +17,8 @@ from pathlib import Path
 
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
+from script_errors import errors_in_one_line
+
 SPLITS = {"train": "train", "valid": "dev_mismatched", "test": "dev_matched"}
 COLUMNS = ("sentence1", "sentence2", "gold_label")
 LABELS = ("contradiction", "entailment", "neutral")
@@ -28,7 +30,7 @@ def rows(archive: zipfile.ZipFile, member: str) -> Iterator[list[str]]:
         lines = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         header = next(lines, "").rstrip("\r\n").split("\t")
         if missing := [column for column in COLUMNS if column not in header]:
-            raise SystemExit(f"mnli.py: {member} has no column {missing[0]}: give MNLI.zip of GLUE")
+            raise ValueError(f"{member} has no column {missing[0]}: give MNLI.zip of GLUE")
         places = [header.index(column) for column in COLUMNS]
         for line in lines:
             cells = line.rstrip("\r\n").split("\t")
@@ -58,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from script_errors import errors_in_one_line
+
 SETS = ("train", "valid", "test")
 
 
@@ -35,7 +37,7 @@ def film(ids: str) -> str:
     """Return the film of a line of IDS: the third part of the first document, en/2001/FILM/7890.xml.gz."""
     document = ids.partition("\t")[0]
     if document.count("/") < 3:
-        raise SystemExit(f"split.py: {ids[:60]!r} is not a line of `opus_read -id`: give the file of the same command")
+        raise ValueError(f"{ids[:60]!r} is not a line of `opus_read -id`: give the file of the same command")
     return document.split("/")[2]
 
 
@@ -45,7 +47,7 @@ def read(files: list[Path], ids: Path) -> tuple[np.ndarray, np.ndarray, list[str
     texts, film_of = array("Q"), array("q")
     for *sides, line in zip_longest(*map(lines, [*files, ids])):
         if line is None or None in sides:
-            raise SystemExit(f"split.py: {files[0]}, {files[1]} and {ids} must have as many lines: make them again")
+            raise ValueError(f"{files[0]}, {files[1]} and {ids} must have as many lines: make them again")
         plain = [side.lower().replace(" ", "") for side in sides]
         digest = blake2b("\t".join(plain).encode(), digest_size=8).digest()
         texts.append(int.from_bytes(digest, "big") if all(plain) else 0)
@@ -73,7 +75,7 @@ def assigned(texts: np.ndarray, film_of: np.ndarray, films: list[str], args: arg
     for number, most in enumerate((args.pairs, args.held_out, args.held_out)):
         members = np.flatnonzero(sets == number)
         if not len(members) or (number and len(members) < most):
-            raise SystemExit(f"split.py: too few films for --held-out {args.held_out}: hold out fewer pairs")
+            raise ValueError(f"too few films for --held-out {args.held_out}: hold out fewer pairs")
         if len(members) > most:
             sets[members] = -1
             sets[members[rng.sample(range(len(members)), most)]] = number
@@ -106,4 +108,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

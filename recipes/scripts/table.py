@@ -27,6 +27,7 @@ from fairseq_headgates.drawing.panels import row_of
 from fairseq_headgates.drawing.sweep import sweep_panels
 from fairseq_headgates.drawing.tables import rounded, text_table
 from fairseq_headgates.files import parse_json, read_text, to_json, write_whole
+from script_errors import errors_in_one_line
 
 LEVEL = 0.05
 TESTS = {"BLEU": "paired bootstrap", "accuracy": "McNemar's exact test"}
@@ -288,12 +289,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--paper", choices=["wmt", "opensubtitles", "shim"], help=papers)
     for kind in ("tsv", "json", "plot"):
         parser.add_argument(f"--{kind}", metavar="FILE")
-    try:
-        work(parser.parse_args(argv))
-    except ValueError as error:
-        raise SystemExit(f"table.py: {error}") from None
+    work(parser.parse_args(argv))
 
 
 if __name__ == "__main__":
     logging.disable(logging.INFO)  # of matplotlib, and of written files
-    main()
+    with errors_in_one_line():
+        main()

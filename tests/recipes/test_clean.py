@@ -30,6 +30,6 @@ def test_pairs_whose_translation_repeats_itself_are_removed(tmp_path, monkeypatc
     assert "\nrepeats       -2  -40.00%\n" in capsys.readouterr().out
     for german, reason in (("one\n", "must be aligned"), ("ja ja ja\n" * 5, "no pair is left")):
         (tmp_path / "from.de").write_text(german)  # what was written before stays
-        with pytest.raises(SystemExit, match=reason):
+        with pytest.raises(ValueError, match=reason):
             clean.main()
     assert (tmp_path / "to.en").read_text() == "no\nno no no\nfive\n"

@@ -145,7 +145,7 @@ def test_split_refuses_files_that_do_not_fit(change, message, tmp_path):
     files = split_files(tmp_path, [(n // 4, f"a {n}", f"б {n}") for n in range(40)])
     files[2].write_text("".join(change(files[2].read_text().splitlines(keepends=True))))
     result = script("split.py", *files, tmp_path / "to", "--held-out", 30)
-    assert result.code == 1 and message in result.err and not (tmp_path / "to").exists()
+    assert result.code == 2 and message in result.err and not (tmp_path / "to").exists()
     assert len(result.err.splitlines()) == 1
 
 
@@ -203,6 +203,12 @@ def test_a_trained_roberta(tmp_path):
     assert (tmp_path / "out/model/model.pt").read_text() == "weights"
 
 
+@pytest.mark.parametrize("command", ["clean.py {} to en de", "labelled.py to {} {} {} --classes 2 --inputs 1"])
+def test_a_missing_file_is_one_line(command, tmp_path):
+    result = script(*command.format(*[tmp_path / "missing"] * 3).split())
+    assert result.code == 2 and "missing" in result.err and len(result.err.splitlines()) == 1
+
+
 def test_download_takes_the_first_address_that_answers(tmp_path):
     save(tmp_path / "served/file.tgz", b"content")
     handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "served")
@@ -214,10 +220,10 @@ def test_download_takes_the_first_address_that_answers(tmp_path):
         assert target.read_bytes() == b"content" and f"{sha256(b'content').hexdigest()}  {target}" in printed
         result = script("download.py", tmp_path / "other", f"{address}/missing")
         server.shutdown()
-    assert result.code == 1 and "404" in result.err and "or put the file at" in result.err
+    assert result.code == 2 and "404" in result.err and "or put the file at" in result.err
     assert not (tmp_path / "other").exists()
     refused = "'transformer.wmt99' is not a trained model of fairseq: choose from transformer.wmt14.en-fr"
-    with pytest.raises(SystemExit, match=refused):
+    with pytest.raises(ValueError, match=refused):
         address_of("transformer.wmt99")
 
 

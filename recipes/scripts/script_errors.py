@@ -1,0 +1,16 @@
+"""How the scripts report bad input: one line on stderr, and exit code 2."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """End the process with one line for an OSError or ValueError. Other errors are bugs and keep their traceback."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
