@@ -65,6 +65,12 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
         signal.signal(number, handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
+def pytest_runtest_setup():
+    """Random weights do not depend on the tests that ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(tryfirst=True)  # before those that -m does not choose are left out
 def pytest_collection_modifyitems(items):
     """Of a parametrised test with the mark `cases(n)`, all cases but n, evenly spread, get the mark `release`."""
