@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import headgates_start  # noqa: F401  (with it fairseq_headgates imports fairseq and torch only where they are needed)
+from fairseq_headgates.messages import fail
+
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
@@ -12,5 +15,4 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        fail(Path(sys.argv[0]).name, str(error))

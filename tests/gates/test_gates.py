@@ -97,7 +97,6 @@ def test_the_state_dict_holds_log_alpha_and_loads_exactly(scale, dtype):
 
 def test_initial_values():
     assert (HeadGates(8, DEFAULT).eval()() == 1).all()
-    torch.manual_seed(0)
     glorot = HeadGates(8, DEFAULT, init="glorot", lr_scale=4.0).log_alpha()
     assert glorot.abs().max() <= math.sqrt(3 / 8) and glorot.std() > 0.1
     with pytest.raises(ValueError, match="scale of the gates is 0: it must be above 0"):

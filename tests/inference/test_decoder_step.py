@@ -54,7 +54,6 @@ def test_every_family_translates_as_with_fairseqs_cache(family, beam):
 @pytest.mark.parametrize("bias", [-20.0, 0.0, 2.0, 20.0])
 def test_sentences_that_end_at_once_early_and_never(beam, bias):
     """Against fairseq's own model. The room for entries is doubled when it is full."""
-    torch.manual_seed(0)
     stock = ending(TransformerModel.build_model(make_args(), TASK), bias)
     ours = ending(make_gated(), bias)
     ours.load_state_dict(stock.state_dict())

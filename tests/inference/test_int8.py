@@ -132,7 +132,6 @@ def test_no_sum_of_products_saturates():
 
 
 def test_joined_layers_equal_single_ones(small):
-    torch.manual_seed(0)
     parts, x = [nn.Linear(INPUTS, OUTPUTS) for _ in range(3)], torch.randn(5, INPUTS)
     with torch.no_grad():
         expected = torch.cat([InferenceLinear([part], "int8")(x) for part in parts], 1)
